@@ -1,0 +1,1 @@
+../../scoped_fn/__init__.py

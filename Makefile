@@ -1,0 +1,58 @@
+# Needs Python 3.11 or later, with pip. Everything is installed into .venv, at the versions of constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+SOURCES := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:
+	@echo "make demo    train a small GPT on real English text (options: make demo ARGS='--steps 100')"
+	@echo "make test    run the tests (options: make test ARGS='-k state')"
+	@echo "make lint    ruff check, ruff format --check, mypy --strict"
+	@echo "make format  let ruff rewrite what it can"
+	@echo "make bench   time compiled functions against torch.compile and eager"
+	@echo "make clean   remove build products and caches (.venv and runs stay)"
+
+demo: .venv/.installed
+	$(BIN)/scoped-fn train $(ARGS)
+
+test: .venv/.installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.installed-lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict
+
+format: .venv/.installed-lint
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: .venv/.installed-test
+	$(BIN)/python -m tests.bench $(ARGS)
+
+clean:
+	rm -rf build dist scoped_fn.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find scoped_fn state kernels interop tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: a repeated call installs nothing, a changed pin or dependency installs again.
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	    f"Expected Python 3.11 or later, got {sys.version.split()[0]}. Say which to use: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.installed: .venv/.created $(SOURCES)
+	$(INSTALL) .
+	@touch $@
+
+.venv/.installed-test: .venv/.created $(SOURCES)
+	$(INSTALL) '.[test]'
+	@touch $@
+
+.venv/.installed-lint: .venv/.created $(SOURCES)
+	$(INSTALL) '.[lint]'
+	@touch $@

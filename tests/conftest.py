@@ -1,0 +1,24 @@
+"""Settings that every test runs under."""
+
+import os
+
+# Before torch is imported: one compile worker, so that no process pool outlives a test, and no network or GPU for JAX
+# and transformers.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples on every run, and no deadline: the first example of a test may compile.
+settings.register_profile("repository", deadline=None, derandomize=True, max_examples=30)
+settings.load_profile("repository")
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """Each test starts from the same random numbers, whichever ran before it."""
+    torch.manual_seed(0)
