@@ -103,6 +103,11 @@ def test_the_links_for_type_checkers_lead_to_the_rooms() -> None:
     assert all(links[room].resolve() == ROOT / room for room in rooms)
 
 
+def test_types_of_every_room_are_checked() -> None:
+    folders = [ROOT / folder for folder in PYPROJECT["tool"]["mypy"]["files"]]
+    assert {folder.resolve() for folder in folders} == {ROOT / room for room in ROOMS}
+
+
 def test_every_dependency_is_pinned() -> None:
     pins = {line.split("==")[0].lower().replace("_", "-") for line in constraints()}
     project = PYPROJECT["project"]
