@@ -1,0 +1,7 @@
+"""``python -m scoped_fn`` is ``scoped-fn``."""
+
+import sys
+
+from scoped_fn.cli import main
+
+sys.exit(main())

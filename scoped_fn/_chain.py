@@ -1,0 +1,62 @@
+"""The chain of stages from a captured model to code, as `compile` and every later variant run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from scoped_fn._plan import Plan
+from scoped_fn.stages.apply import apply, apply_backward, apply_forward
+from scoped_fn.stages.captured import Captured
+from scoped_fn.stages.compile_graph import Compiled, compile_backward, compile_forward, compile_inference
+from scoped_fn.stages.lower import Inference, Joint, lower_inference, lower_joint
+from scoped_fn.stages.partition import Split, partition
+from scoped_fn.state import CompilerState
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """The pieces of a call that wants gradients."""
+
+    split: Split
+    forward: Compiled
+    backward: Compiled
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """The pieces of a call that wants none, or whose outputs depend on nothing that requires one."""
+
+    inference: Inference
+    compiled: Compiled
+
+
+def compile_captured(
+    state: CompilerState, captured: Captured, plan: Plan
+) -> tuple[CompilerState, Training | Forward]:
+    """Returns the graphs and code of a captured call, every pass applied."""
+    if wants_gradient(captured):
+        joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), plan.backend)
+        if joint.tangents:
+            state, split = split_joint(state, joint, plan)
+            state, forward = compile_forward(state, split, plan.backend)
+            state, backward = compile_backward(state, split, plan.backend)
+            return state, Training(split, forward, backward)
+    state, inference = lower_inference(state, captured, backend=plan.backend)
+    state, inference = apply(state, inference, plan.passes.forward)
+    state, compiled = compile_inference(state, inference, plan.backend)
+    return state, Forward(inference, compiled)
+
+
+def split_joint(state: CompilerState, joint: Joint, plan: Plan) -> tuple[CompilerState, Split]:
+    """Returns the joint graph in two, every pass applied."""
+    state, joint = apply(state, joint, plan.passes.joint)
+    state, split = partition(state, joint)
+    state, split = apply_forward(state, split, plan.passes.forward)
+    return apply_backward(state, split, plan.passes.backward)
+
+
+def wants_gradient(captured: Captured) -> bool:
+    """Returns whether a call like the captured one is training: grad mode is on and some tensor requires a gradient."""
+    return torch.is_grad_enabled() and any(spec.requires_grad for spec in captured.specs)

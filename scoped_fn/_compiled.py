@@ -1,0 +1,200 @@
+"""`CompiledFn`: what `compile` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from scoped_fn import _specialize
+from scoped_fn._errors import SpecError
+from scoped_fn._graph import Graph
+from scoped_fn._plan import Plan
+from scoped_fn._runtime import CacheInfo, Memo, Variant
+from scoped_fn._specs import PLAIN_TYPES, plain
+from scoped_fn._structure import Structure, flatten
+from scoped_fn._torch import in_transform
+from scoped_fn.stages.captured import Captured
+from scoped_fn.stages.lower import Inference
+from scoped_fn.stages.partition import Split
+from scoped_fn.state import CompilerState, FrozenDict, OwnershipError
+from scoped_fn.state.owners import check_owner
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CompiledFn:
+    """A compiled pure function: `state, out = fn(state, params, *inputs)`.
+
+    For a plain function there are no `params`: `state, out = fn(state, *args)`. The result depends on the arguments
+    and the state alone; parameters are an argument, changed buffers come back in the state, outputs share no memory
+    with arguments or with each other. Outputs carry gradients for plain autograd when grad mode is on.
+
+    Attributes:
+        owner: Its token in the state.
+        captured: The graph of the first call.
+    """
+
+    owner: int
+    captured: Captured
+    _plan: Plan | None
+    _memo: Memo
+    _split: Split | None = None
+    _inference: Inference | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the class or function that was compiled."""
+        return self.captured.source.name
+
+    @property
+    def params(self) -> dict[str, torch.nn.Parameter]:
+        """The module's parameters by name; a tied one appears once, by its first name. Empty for a function."""
+        return dict(self.captured.source.params)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Further names of tied parameters -> the name in `params`. Calls accept either."""
+        return dict(self.captured.source.aliases)
+
+    @property
+    def training(self) -> bool | None:
+        """The module's mode when it was compiled, which all calls keep; None for a function."""
+        return self.captured.source.training
+
+    @property
+    def joint_graph(self) -> Graph | None:
+        """Forward and backward in one graph; None if the first call needed no gradient."""
+        return self._split.joint.graph if self._split else None
+
+    @property
+    def forward_graph(self) -> Graph:
+        """The forward graph of the first call."""
+        return self._split.forward if self._split else self._inference.graph  # type: ignore[union-attr]
+
+    @property
+    def backward_graph(self) -> Graph | None:
+        """The backward graph of the first call; None if it needed no gradient."""
+        return self._split.backward if self._split else None
+
+    def cache_info(self) -> CacheInfo:
+        """Returns how often this function was captured, compiled and called."""
+        return self._memo.info()
+
+    def __repr__(self) -> str:
+        source, mode = self.captured.source, {True: ", training", False: ", evaluation", None: ""}
+        elements = sum(p.numel() for p in source.params.values())
+        params = f", {len(source.params)} parameters ({elements:,} elements)" if source.is_module else ""
+        backend = f", backend={self._plan.backend!r}" if self._plan else ""
+        kinds = ", ".join(str(v.kind) for v in self._memo.variants)
+        return f"CompiledFn({self.name}, owner {self.owner}{mode[self.training]}{params}{backend}, variants: {kinds})"
+
+    def __call__(self, state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
+        """Returns the next state and the result.
+
+        Args:
+            state: A state that holds `owner`.
+            args: For a module: a dict of parameters, then the inputs. For a function: its arguments.
+            kwargs: Keyword arguments, as the model takes them.
+
+        Raises:
+            SpecError: The state, parameters or inputs are not what they should be.
+            OwnershipError: The state does not hold this function.
+        """
+        tensors, structure = self.bind(state, args, kwargs)
+        kind = "training" if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]) else "inference"
+        if self._plan is None:
+            kind = self._memo.variants[0].kind
+        variant = self._memo.find_or_make(
+            kind, structure, tensors, lambda ambient: _specialize.plain_variant(self, state, kind, structure, tensors)
+        )
+        results = variant.launch(tensors)
+        return self.next_state(state, variant, results), variant.finish(results, tensors)
+
+    def bind(
+        self, state: CompilerState, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[torch.Tensor], Structure]:
+        """Returns parameters, buffers and inputs as one list, and the structure of the inputs."""
+        check_state(state)
+        if in_transform():
+            raise SpecError(
+                f"Expected plain tensors, got a call of {self.name} inside a torch.func transform or forward-mode level. "
+                "Use sf.value_and_grad, or apply the transform before compiling."
+            )
+        source = self.captured.source
+        held: list[torch.Tensor] = []
+        if source.is_module:
+            if not args:
+                raise SpecError("Expected fn(state, params, *inputs), got no params. Pass fn.params, or your own dict.")
+            held = ordered_params(self, args[0])
+            args = args[1:]
+        buffers = state.buffers.get(self.owner)
+        if buffers is None:
+            check_owner(state, self.owner)
+            buffers = FrozenDict()
+        try:
+            held += [buffers[name] for name in source.buffers]
+        except KeyError as error:
+            raise OwnershipError(
+                f"Expected buffer {error} of owner {self.owner} in the state, got {sorted(buffers)}. "
+                "Set every buffer with set_buffers."
+            ) from None
+        inputs, structure = self._inputs(args, kwargs)
+        tensors = [*held, *inputs]
+        try:
+            if any([t.is_neg() or t.is_conj() for t in tensors]):
+                tensors = [plain(t) for t in tensors]
+        except AttributeError:
+            _specialize.check_held(self, held)
+            raise
+        return tensors, structure
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Structure]:
+        if kwargs or not all([type(arg) in PLAIN_TYPES for arg in args]):
+            return flatten((args, dict(sorted(kwargs.items()))), "inputs")
+        structures = self._memo.structures
+        if len(args) not in structures:
+            structures[len(args)] = flatten((args, {}), "inputs")[1]
+        return list(args), structures[len(args)]
+
+    def next_state(self, state: CompilerState, variant: Variant, results: Any) -> CompilerState:
+        """Returns the state with the buffers that came back; the same state if there are none."""
+        if not variant.new_buffers:
+            return state
+        names = variant.new_buffers
+        new = zip(names, results[variant.num_outputs : variant.num_outputs + len(names)], strict=True)
+        buffers = FrozenDict({**state.buffers[self.owner], **dict(new)})
+        return replace(state, buffers=state.buffers.set(self.owner, buffers))
+
+
+def ordered_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:
+    """Returns the parameters in order.
+
+    Raises:
+        SpecError: One is missing, unknown, or has another shape, dtype or device than the module's.
+    """
+    names = fn.captured.source.params
+    if isinstance(params, Mapping) and len(params) == len(names):
+        try:
+            return [params[name] for name in names]
+        except KeyError:
+            pass
+    return _specialize.resolve_params(fn, params)
+
+
+def check_state(state: Any) -> None:
+    """Raises `SpecError` unless `state` is a `CompilerState`."""
+    if not isinstance(state, CompilerState):
+        raise SpecError(
+            f"Expected a CompilerState as the first argument, got a {type(state).__name__}. "
+            "Start with state = sf.init_state() and pass on the state that each call returns."
+        )
+
+
+@contextmanager
+def normal_mode(grad: bool) -> Iterator[None]:
+    """Leaves inference mode, if it is on, with grad mode as given."""
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield

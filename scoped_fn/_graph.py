@@ -1,0 +1,123 @@
+"""`Graph`: an FX graph with names a reader knows, and its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A flat graph, tensors in and tensors out; `print(graph)` is readable code.
+
+    Attributes:
+        gm: The `torch.fx.GraphModule`. Do not edit it: copy it with `copy_graph`, or write a pass.
+        inputs: What each placeholder is, in order: a parameter's or buffer's name, an argument, a tangent.
+        outputs: What each output is, in order.
+    """
+
+    gm: torch.fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return graph_text(self)
+
+    def __repr__(self) -> str:
+        return f"Graph({len(self.gm.graph.nodes)} nodes, inputs={self.inputs}, outputs={self.outputs})"
+
+
+def copy_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Returns a copy that can be edited: new nodes and metadata, the same parameters and submodules.
+
+    Example:
+        >>> gm = torch.fx.symbolic_trace(torch.nn.Identity())
+        >>> copy_graph(gm).graph is gm.graph
+        False
+    """
+    graph = torch.fx.Graph()
+    result = graph.graph_copy(gm.graph, {})
+    old = gm.graph.output_node()
+    new = graph.output(result, type_expr=old.type)
+    new.meta = dict(old.meta)
+    made = torch.fx.GraphModule(gm, graph, class_name=type(gm).__name__)
+    made.meta = dict(gm.meta)
+    return made
+
+
+def fake_inputs(gm: torch.fx.GraphModule) -> list[Any]:
+    """Returns the fake tensors that the graph's placeholders were traced with."""
+    return [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def output_values(gm: torch.fx.GraphModule) -> list[Any]:
+    """Returns what the graph returns: nodes or None, in order."""
+    return list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def user_line(node: torch.fx.Node) -> str:
+    """Returns ' (file:line)' of the user's code behind a node, or '' if it is not known."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File " in line]
+    if not lines:
+        return ""
+    file, line, *_ = lines[-1].removeprefix("File ").split(", ")
+    return f" ({file.strip(chr(34))}:{line.removeprefix('line ')})"
+
+
+def graph_text(graph: Graph) -> str:
+    """Returns the graph as readable text: one line an input, one line an operation, then what is returned."""
+    placeholders = graph.gm.graph.find_nodes(op="placeholder")
+    names = {node: name for node, name in zip(placeholders, graph.inputs, strict=True)}
+    lines = ["graph("]
+    lines += [f"    {name}: {value_text(node)}," for node, name in names.items()]
+    lines.append("):")
+    for node in graph.gm.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            lines.append(f"    {node.name}: {value_text(node)} = {_call_text(node, names)}")
+    lines.append("    return (")
+    results = zip(graph.outputs, output_values(graph.gm), strict=True)
+    lines += [f"        {name} = {_argument_text(value, names)}," for name, value in results]
+    return "\n".join([*lines, "    )"])
+
+
+def value_text(node: torch.fx.Node) -> str:
+    """Returns the type of a node's value, such as `float32[4, 3]`."""
+    return _value_text(node.meta.get("val", node.meta.get("example_value")))
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(_value_text, value)) + ")"
+    return "?" if value is None else type(value).__name__
+
+
+def _call_text(node: torch.fx.Node, names: dict[torch.fx.Node, str]) -> str:
+    if node.op == "get_attr":
+        return f"self.{node.target}"
+    args = [_argument_text(arg, names) for arg in node.args]
+    args += [f"{key}={_argument_text(arg, names)}" for key, arg in node.kwargs.items()]
+    if node.op == "call_method":
+        return f"{args[0]}.{node.target}({', '.join(args[1:])})"
+    return f"{_target_text(node.target)}({', '.join(args)})"
+
+
+def _target_text(target: Any) -> str:
+    if hasattr(target, "overloadpacket"):
+        return str(target).removesuffix(".default")
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__name__", str(target))
+    return name if module in ("", "_operator", "builtins") else f"{module}.{name}"
+
+
+def _argument_text(value: Any, names: dict[torch.fx.Node, str]) -> str:
+    if isinstance(value, torch.fx.Node):
+        return names.get(value, value.name)
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(_argument_text(item, names) for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    return repr(value)

@@ -1,0 +1,141 @@
+"""New variants of a compiled function, and the errors of calls that cannot have one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from scoped_fn._chain import Training, compile_captured
+from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError
+from scoped_fn._plan import Plan
+from scoped_fn._runtime import Variant
+from scoped_fn._source import Source, buffer_places, replace_tensors
+from scoped_fn._specs import TensorSpec, spec_of
+from scoped_fn._structure import Structure
+from scoped_fn._variants import inference_variant, training_variant
+from scoped_fn.stages.apply import apply
+from scoped_fn.stages.capture import capture_call, input_names
+from scoped_fn.stages.captured import Captured
+from scoped_fn.state import CompilerState
+
+if TYPE_CHECKING:
+    from scoped_fn._compiled import CompiledFn
+
+
+def plain_variant(
+    fn: CompiledFn, state: CompilerState, kind: str, structure: Structure, tensors: list[torch.Tensor]
+) -> Variant:
+    """Returns a new training or inference variant for a call."""
+    with torch.inference_mode(False), torch.set_grad_enabled(kind == "training"):
+        captured, plan = recapture(fn, state, structure, tensors, [t.requires_grad for t in tensors])
+        state, pieces = compile_captured(state, captured, plan)
+    memo = fn._memo
+    if isinstance(pieces, Training):
+        memo.compiled_graphs += 2
+        return training_variant(pieces.split, pieces.forward, pieces.backward, memo)
+    memo.compiled_graphs += 1
+    return inference_variant(kind, pieces.inference, pieces.compiled, memo)
+
+
+def recapture(
+    fn: CompiledFn, state: CompilerState, structure: Structure, tensors: list[torch.Tensor], wanted: list[bool]
+) -> tuple[Captured, Plan]:
+    """Returns the graph of a new kind of call.
+
+    Args:
+        fn: The function.
+        state: Any state.
+        structure: Structure of the inputs.
+        tensors: Parameters, buffers and inputs.
+        wanted: For each of them, whether the model shall see a tensor that requires a gradient.
+    """
+    first, source = fn.captured, fn.captured.source
+    num_held = len(source.params) + len(source.buffers)
+    check_held(fn, tensors[:num_held])
+    inputs = tensors[num_held:]
+    if fn._plan is None:
+        raise SpecError(
+            f"Expected inputs like those that {fn.name} was assembled for ({_shown(first)}), got "
+            f"{_texts(source, structure, inputs)}. Functions assembled by hand have one kind of call: use sf.compile."
+        )
+    seen = with_grad_flags(source, wanted[:num_held])
+    inputs = [t.detach().requires_grad_(w) for t, w in zip(inputs, wanted[num_held:], strict=True)]
+    try:
+        captured = capture_call(fn.owner, seen, structure, inputs, mode=fn._plan.capture, rng=first.rng)
+    except (MutationError, RandomOpError):
+        raise
+    except CaptureError as error:
+        raise SpecError(
+            f"Expected inputs like those that {fn.name} was compiled for ({_shown(first)}), got "
+            f"{_texts(source, structure, inputs)}, which it cannot take. {error}"
+        ) from error
+    fn._memo.captures += 1
+    captured = replace(captured, source=source)
+    _, captured = apply(state, captured, fn._plan.passes.captured)
+    return captured, fn._plan
+
+
+def with_grad_flags(source: Source, wanted: list[bool]) -> Source:
+    """Returns the source with parameters that require gradients as wanted; the user's parameters are not touched."""
+    flags = dict(zip(source.params, wanted, strict=False))
+    other = {n: p for n, p in source.params.items() if p.requires_grad is not flags[n]}
+    if not other:
+        return source
+    made = {n: torch.nn.Parameter(p.data, requires_grad=flags[n]) for n, p in other.items()}
+    call = replace_tensors(source.call, {id(p): made[n] for n, p in other.items()})  # type: ignore[arg-type]
+    places = buffer_places(call, source.buffers)
+    return replace(source, call=call, params={**source.params, **made}, buffer_places=places)
+
+
+def resolve_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:
+    """Returns the parameters in order from a dict that uses further names of tied ones; raises for any other."""
+    source = fn.captured.source
+    if not isinstance(params, Mapping):
+        raise SpecError(
+            f"Expected params as a dict of {len(source.params)} tensors by name, got a {type(params).__name__}. "
+            "Call fn(state, params, *inputs), for example with fn.params."
+        )
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in params.items():
+        canonical = source.aliases.get(name, name)
+        if canonical not in source.params:
+            raise SpecError(
+                f"Expected params of {fn.name} by name, got the unknown name {name!r}. Known: {', '.join(source.params)}."
+            )
+        if found.setdefault(canonical, tensor) is not tensor:
+            raise SpecError(
+                f"Expected one tensor for {canonical!r} and {name!r}, which are tied, got two. Pass it once."
+            )
+    missing = [name for name in source.params if name not in found]
+    if missing:
+        raise SpecError(f"Expected params of {fn.name} to have {', '.join(map(repr, missing))}, got none. Add it.")
+    return [found[name] for name in source.params]
+
+
+def check_held(fn: CompiledFn, held: list[torch.Tensor]) -> None:
+    """Raises `SpecError` if a parameter or buffer is not a tensor like the module's own."""
+    source = fn.captured.source
+    named = [*source.params.items(), *source.buffers.items()]
+    for (name, ours), given in zip(named, held, strict=True):
+        if not isinstance(given, torch.Tensor):
+            raise SpecError(f"Expected a tensor for {name!r}, got a {type(given).__name__}. Pass the parameter itself.")
+        expected, got = replace(spec_of(ours, name), stride=()), replace(spec_of(given, name), stride=())
+        if str(expected) != str(got):
+            raise SpecError(
+                f"Expected {name!r} of {fn.name} to be {expected}, got {got}. "
+                "Convert it, or compile the model with parameters of that kind."
+            )
+
+
+def _shown(captured: Captured) -> str:
+    pairs = list(zip(captured.graph.inputs, captured.specs, strict=True))[captured.num_held :]
+    return ", ".join(f"{name}: {spec}" for name, spec in pairs) or "no tensors"
+
+
+def _texts(source: Source, structure: Structure, inputs: list[torch.Tensor]) -> str:
+    specs: list[TensorSpec] = [spec_of(t, "an input") for t in inputs]
+    names = input_names(source, structure, inputs)
+    return ", ".join(f"{name}: {spec}" for name, spec in zip(names, specs, strict=True)) or "no tensors"

@@ -1,0 +1,240 @@
+"""The only door to private torch.
+
+Every private name that the library uses is imported here and nowhere else, so a new torch release breaks in one file,
+by name: `tests/test_probe.py` checks each one. Supported: torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch._C import _DisableAutocast as disable_autocast
+from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_hooks
+from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, tracing
+from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_graph_passes
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = [
+    "DynamoCapture",
+    "ExportedGraph",
+    "FakeTensorMode",
+    "TorchDynamoException",
+    "capture_with_dynamo",
+    "compile_lock",
+    "compile_with_inductor",
+    "disable_autocast",
+    "export_with_aot",
+    "fake_mode",
+    "in_transform",
+    "is_higher_order",
+    "inductor_decompositions",
+    "inductor_options",
+    "is_any_autocast_enabled",
+    "make_fx",
+    "partition_with_min_cut",
+    "run_joint_passes",
+    "storage_id",
+    "top_saved_tensors_hooks",
+]
+
+
+@dataclass(frozen=True)
+class DynamoCapture:
+    """What Dynamo saw.
+
+    Attributes:
+        gm: The torch-level graph; its placeholders are whatever tensors the function touched.
+        values: The real tensor behind each placeholder: an argument, or something reached through a closure or module.
+        rebuild: Graph outputs -> the function's own return value, with inputs and constants put back in place.
+        side_effects: Sources of Python objects that the function changed; the changes are not made.
+    """
+
+    gm: torch.fx.GraphModule
+    values: tuple[Any, ...]
+    rebuild: Callable[[Sequence[Any]], Any]
+    side_effects: tuple[str, ...]
+
+
+def capture_with_dynamo(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DynamoCapture:
+    """Returns the graph of one call. Changes nothing in the process: no Dynamo reset, no installed code."""
+    static_shapes = dynamo_config.patch(
+        assume_static_by_default=True, automatic_dynamic_shapes=False, specialize_int=True, specialize_float=True
+    )
+    with static_shapes, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gm = dynamo_graph_capture_for_export(function)(*args, **kwargs)
+    flat = (*args, *kwargs.values())
+    sources = [str(w.message).rsplit("check: ", 1)[-1] for w in caught if "side effects" in str(w.message)]
+    for warning in caught:
+        if "side effects" not in str(warning.message):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return DynamoCapture(
+        gm=gm,
+        values=tuple(gm._dynamo_bytecode_flatten(*flat)),
+        rebuild=lambda outputs: gm._dynamo_bytecode_unflatten(tuple(outputs), flat),
+        side_effects=tuple(sources),
+    )
+
+
+def fake_mode() -> FakeTensorMode:
+    """Returns a mode in which tensors have shapes, dtypes and devices but no data. Shapes are static."""
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """An ATen graph and what each of its inputs and outputs means.
+
+    Attributes:
+        gm: Flat: tensors in, list of tensors out. Training graphs have placeholders `primals_*` then `tangents_*`.
+        tangents: For each tangent placeholder, the index of the output it belongs to, or ("buffer", input index).
+        mutated: Input indices whose new values come first among the outputs.
+        num_outputs: How many of the function's own outputs follow.
+        grads: For each gradient output, the input index it belongs to; None where there is no gradient.
+    """
+
+    gm: torch.fx.GraphModule
+    tangents: tuple[Any, ...]
+    mutated: tuple[int, ...]
+    num_outputs: int
+    grads: tuple[int | None, ...]
+
+
+def export_with_aot(module: torch.nn.Module, fakes: Sequence[torch.Tensor], decompositions: Any) -> ExportedGraph:
+    """Returns the functional ATen graph of a flat module: joint if gradients are wanted, else forward only.
+
+    Gradients are wanted if grad mode is on and a fake input requires them. The backward is traced outside autocast,
+    as eager's backward runs.
+    """
+    with ExitStack() as stack, functorch_config.patch(backward_pass_autocast="off"):
+        joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
+        gm = joint.graph_module
+    gm.graph.set_codegen(torch.fx.graph.CodeGen())
+    gm.recompile()
+    output = gm.graph.output_node()
+    kinds = list(output.meta["desc"])
+    values = list(output.args[0])
+    mutated = tuple(d.mutated_input.idx for d in kinds if isinstance(d, InputMutationAOTOutput))
+    num_outputs = sum(isinstance(d, PlainAOTOutput) for d in kinds)
+    start = len(mutated) + num_outputs
+    unknown = [d for d in kinds[:start] if not isinstance(d, (InputMutationAOTOutput, PlainAOTOutput))]
+    unknown += [d for d in kinds[start:] if d is not None and not isinstance(d, GradAOTOutput)]
+    if unknown:
+        raise RuntimeError(f"Expected only outputs, mutations and gradients in the joint graph, got {unknown}.")
+    grads = tuple(_grad_index(d, v) for d, v in zip(kinds[start:], values[start:], strict=True))
+    return ExportedGraph(gm, tuple(_tangents(gm)), mutated, num_outputs, grads)
+
+
+def _grad_index(kind: Any, value: Any) -> int | None:
+    if value is None or kind is None:
+        return None
+    if not isinstance(kind.grad_of, PlainAOTInput):
+        raise RuntimeError(f"Expected the gradient of a plain input, got {kind}.")
+    return int(kind.grad_of.idx)
+
+
+def _tangents(gm: torch.fx.GraphModule) -> Iterator[Any]:
+    for node in gm.graph.find_nodes(op="placeholder"):
+        kind = node.meta.get("desc")
+        if isinstance(kind, TangentAOTInput):
+            of = kind.output
+            yield ("buffer", of.mutated_input.idx) if isinstance(of, InputMutationAOTOutput) else of.idx
+
+
+def partition_with_min_cut(
+    joint: torch.fx.GraphModule, primals: Sequence[Any], tangents: Sequence[Any], num_fwd_outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Returns forward and backward graphs, recomputing what is cheap and what checkpoint regions ask for. Edits `joint`."""
+    mode = _fake_mode_of([*primals, *tangents])
+    with mode, tracing(TracingContext(mode)):
+        forward, backward = min_cut_rematerialization_partition(
+            joint, (list(primals), list(tangents)), num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=[]
+        )
+    return forward, backward
+
+
+def inductor_decompositions() -> Any:
+    """Returns the decompositions that Inductor wants to be traced with."""
+    return select_decomp_table()
+
+
+@contextmanager
+def inductor_options(*, torch_rng: bool) -> Iterator[None]:
+    """Sets per-call Inductor options. `torch_rng`: random ops draw from torch's own generators, as in eager."""
+    with inductor_config.patch(fallback_random=torch_rng):
+        yield
+
+
+def run_joint_passes(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """Returns the graph after Inductor's joint passes (pattern matching, constant folding). Edits `gm`."""
+    mode = _fake_mode_of(example_inputs)
+    device = next((t.device for t in example_inputs if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    with mode, tracing(TracingContext(mode)):
+        result: torch.fx.GraphModule = joint_graph_passes(gm, input_device=device)
+    return result
+
+
+def compile_with_inductor(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, num_visible: int, is_backward: bool, is_inference: bool
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Returns code that takes a list of tensors, which it clears, and returns a sequence of tensors.
+
+    Args:
+        gm: A flat ATen graph; it is edited.
+        example_inputs: Its fake inputs.
+        num_visible: The first outputs keep the strides they have in eager; the others may have any.
+        is_backward: Whether the graph is a backward.
+        is_inference: Whether no gradient is ever taken of it.
+    """
+    gm.graph.output_node().meta["user_visible_output_idxs"] = list(range(num_visible))
+    mode = _fake_mode_of(example_inputs)
+    with tracing(TracingContext(mode)):
+        code = compile_fx_inner(gm, list(example_inputs), is_backward=is_backward, is_inference=is_inference)
+    run: Callable[[list[Any]], Sequence[Any]] = code
+    return run
+
+
+def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
+    return next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None) or fake_mode()
+
+
+def in_transform() -> bool:
+    """Returns whether a torch.func transform is running."""
+    return peek_interpreter_stack() is not None
+
+
+def is_higher_order(target: Any) -> bool:
+    """Returns whether a node's target runs a nested graph, such as a checkpoint region."""
+    return isinstance(target, HigherOrderOperator)
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Returns a number that two tensors share exactly when they share memory; works on fake tensors."""
+    return int(tensor.untyped_storage()._cdata)

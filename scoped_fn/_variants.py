@@ -1,0 +1,88 @@
+"""Artifacts to `Variant`s: what `CompiledFn` keeps for each kind of call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from scoped_fn._graph import fake_inputs
+from scoped_fn._runtime import Launch, Memo, TrainingCode, Variant, ambient_settings, launch_code
+from scoped_fn._specs import TensorSpec
+from scoped_fn._structure import unflatten
+from scoped_fn.stages.captured import Captured
+from scoped_fn.stages.compile_graph import Compiled
+from scoped_fn.stages.lower import Inference, Joint
+from scoped_fn.stages.partition import Split
+
+
+Finish = Callable[[Sequence[torch.Tensor], list[torch.Tensor]], Any]
+
+
+def inference_variant(kind: str, inference: Inference, compiled: Compiled, memo: Memo) -> Variant:
+    """Returns the variant that computes outputs and new buffers."""
+    captured = inference.captured
+    return whole_variant(kind, captured, compiled, inference.new_buffers, memo, finish_outputs(captured))
+
+
+def whole_variant(
+    kind: Any, captured: Captured, compiled: Compiled, new_buffers: tuple[str, ...], memo: Memo, finish: Finish
+) -> Variant:
+    """Returns the variant that runs one graph of the captured placeholders."""
+    constants, at, code = list(captured.constants), captured.num_held - len(captured.constants), compiled.code
+
+    def launch(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return launch_code(memo, code, [*tensors[:at], *constants, *tensors[at:]])
+
+    return _variant(kind, captured, launch, finish, new_buffers)
+
+
+def training_variant(split: Split, forward: Compiled, backward: Compiled, memo: Memo) -> Variant:
+    """Returns the variant whose outputs carry gradients."""
+    joint, captured = split.joint, split.joint.captured
+    specs = dict(zip(joint.tangents, _tangent_specs(joint), strict=True))
+    at = captured.num_held - len(captured.constants)
+    training = TrainingCode(
+        memo=memo,
+        forward=forward.code,
+        backward=backward.code,
+        constants=captured.constants,
+        at=at,
+        num_forward=joint.num_forward,
+        plain_outputs=tuple(i for i in range(joint.num_forward) if i not in specs),
+        tangents=tuple(specs.items()),
+        grads=tuple(i if i < at else i - len(captured.constants) for i in joint.grads),
+    )
+    return _variant("training", captured, training.launch, finish_outputs(captured), joint.new_buffers)
+
+
+def finish_outputs(captured: Captured) -> Finish:
+    """Returns the function that puts the model's outputs back into their structure."""
+    structure, count = captured.out_structure, captured.num_outputs
+    if structure.leaves == (None,) and structure.spec.is_leaf():
+        return lambda results, tensors: results[0]
+    return lambda results, tensors: unflatten(structure, list(results[:count]))
+
+
+def _variant(
+    kind: Any, captured: Captured, launch: Launch, finish: Finish, new_buffers: tuple[str, ...]
+) -> Variant:
+    start = captured.num_held - len(captured.constants)
+    return Variant(
+        kind=kind,
+        ambient=ambient_settings(),
+        structure=captured.in_structure,
+        specs=(*captured.specs[:start], *captured.specs[captured.num_held :]),
+        need_grad=kind == "training",
+        launch=launch,
+        finish=finish,
+        num_outputs=captured.num_outputs,
+        new_buffers=new_buffers,
+    )
+
+
+def _tangent_specs(joint: Joint) -> list[TensorSpec]:
+    """Returns the spec that the backward expects of each tangent."""
+    fakes = fake_inputs(joint.graph.gm)[joint.num_primals :]
+    return [TensorSpec(fake.shape, fake.stride(), fake.dtype, fake.device, False) for fake in fakes]

@@ -1,0 +1,113 @@
+"""The command line: ``scoped-fn train`` and ``scoped-fn doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from scoped_fn.demo.errors import CommandError, UsageError
+from scoped_fn.demo.gpt import HEAD_WIDTH, GPTConfig
+from scoped_fn.demo.options import TrainOptions
+
+DESCRIPTION = "A functional compiler for PyTorch: everything that changes lives in one immutable state."
+TRAIN = "Train a small byte-level GPT through scoped_fn.compile, then report losses, speed and a sampled text."
+DOCTOR = "Show versions, device, and which backends work here, by compiling a small function with each."
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, without the usage text before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.rstrip('.')}. See `{self.prog} --help`.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code.
+
+    Args:
+        arguments: The words after ``scoped-fn``; None reads them from `sys.argv`.
+
+    Returns:
+        0; 1 where a command cannot go on; 2 for a bad option or file; 130 after Ctrl-C.
+    """
+    parser = build_parser()
+    try:
+        chosen = parser.parse_args(arguments)
+        if chosen.command is None:
+            parser.print_help()
+            return 0
+        return run_command(chosen)
+    except CommandError as error:
+        sys.stderr.write(f"scoped-fn: {error}\n")
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        sys.stderr.write("scoped-fn: interrupted before there was anything to save.\n")
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    parser = _Parser(prog="scoped-fn", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"scoped-fn {version('scoped_fn')}")
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
+    _add_train_options(commands.add_parser("train", help="train a small GPT on real text", description=TRAIN))
+    commands.add_parser("doctor", help="show versions, device and which backends work here", description=DOCTOR)
+    return parser
+
+
+def run_command(chosen: argparse.Namespace) -> int:
+    """Runs the command that was chosen and returns its exit code."""
+    if chosen.command == "doctor":
+        from scoped_fn.doctor import run_doctor
+
+        return run_doctor(sys.stdout)
+    # Imported here: matplotlib and rich take a second that `--help` and `doctor` need not wait for.
+    from scoped_fn.demo.job import run_training
+
+    return run_training(_train_options(chosen))
+
+
+def _add_train_options(parser: argparse.ArgumentParser) -> None:
+    default = TrainOptions()
+    size = _whole_number(1)
+    width = _whole_number(HEAD_WIDTH, multiple_of=HEAD_WIDTH)
+    add = parser.add_argument
+    add("--steps", type=size, default=default.steps, metavar="N", help="steps in all (default: %(default)s)")
+    add("--seed", type=_whole_number(0, below=2**32), default=default.seed, metavar="N", help="default: %(default)s")
+    add("--backend", choices=("inductor", "eager"), default=default.backend, help="default: %(default)s")
+    add("--text", type=Path, metavar="FILE", help="text to train on (default: the manual that comes with Python)")
+    add("--out", type=Path, default=default.out, metavar="FOLDER", help="for the results (default: %(default)s)")
+    add("--checkpoint", type=Path, metavar="FILE", help="saved to as the run goes; resumed from where it exists")
+    add("--no-compare", dest="compare", action="store_false", help="do not time torch.compile and eager at the end")
+    add("--batch", type=size, default=default.batch, metavar="N", help="examples in a step (default: %(default)s)")
+    add("--context", type=size, default=default.model.context, metavar="N", help="bytes of one (default: %(default)s)")
+    add("--layers", type=size, default=default.model.layers, metavar="N", help="of the model (default: %(default)s)")
+    add("--width", type=width, default=default.model.width, metavar="N", help="of the model (default: %(default)s)")
+
+
+def _whole_number(least: int, *, below: int | None = None, multiple_of: int = 1) -> Callable[[str], int]:
+    wanted = f"a whole number of at least {least}"
+    wanted += "" if below is None else f" and below {below}"
+    wanted += "" if multiple_of == 1 else f" that {multiple_of} divides"
+
+    def parse(word: str) -> int:
+        try:
+            number = int(word)
+        except ValueError:
+            number = least - 1
+        if number < least or (below is not None and number >= below) or number % multiple_of:
+            raise argparse.ArgumentTypeError(f"Expected {wanted}, got {word!r}")
+        return number
+
+    return parse
+
+
+def _train_options(chosen: argparse.Namespace) -> TrainOptions:
+    given = vars(chosen).copy()
+    model = GPTConfig(layers=given.pop("layers"), width=given.pop("width"), context=given.pop("context"))
+    del given["command"]
+    return TrainOptions(model=model, **given)

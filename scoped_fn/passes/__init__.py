@@ -1,0 +1,52 @@
+"""Passes: pure functions from graph to graph, and how they combine.
+
+A pass takes a `torch.fx.GraphModule` and returns one. Stages hand it a copy, so it may edit what it gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.fx
+
+GraphPass = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
+
+
+def identity(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Returns the graph as it is: the neutral element of `chain`."""
+    return gm
+
+
+def chain(*passes: GraphPass) -> GraphPass:
+    """Returns the pass that applies the given ones from left to right; `chain()` is `identity`."""
+    kept = [p for p in passes if p is not identity]
+    if not kept:
+        return identity
+
+    def chained(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        for graph_pass in kept:
+            gm = graph_pass(gm)
+        return gm
+
+    return chained
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes that `compile` applies, by level.
+
+    Attributes:
+        captured: On the torch-level graph, before any lowering.
+        joint: On the ATen graph of forward and backward together, before the partition.
+        forward: On the forward graph of training, and on the inference graph.
+        backward: On the backward graph.
+    """
+
+    captured: GraphPass = identity
+    joint: GraphPass = identity
+    forward: GraphPass = identity
+    backward: GraphPass = identity
+
+
+__all__ = ["GraphPass", "Passes", "chain", "identity"]

@@ -1,0 +1,104 @@
+"""The stage `capture`: a model and example inputs to a `Captured`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from scoped_fn._errors import SpecError
+from scoped_fn._source import Source, make_source
+from scoped_fn._specs import plain, spec_of
+from scoped_fn._structure import Structure, flatten, paths, unflatten
+from scoped_fn.stages.capture_dynamo import capture_dynamo
+from scoped_fn.stages.capture_trace import capture_trace
+from scoped_fn.stages.captured import Captured, Frame, Pieces, normalize
+from scoped_fn.state import CompilerState, acquire, set_buffers
+
+Mode = Callable[[Source, Structure, list[torch.Tensor]], tuple[Pieces, Any, dict[str, Any]]]
+MODES: tuple[tuple[str, Mode], ...] = (("dynamo", capture_dynamo), ("trace", capture_trace))
+
+
+def capture(
+    state: CompilerState,
+    model_or_fn: Any,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    name: str | None = None,
+    mode: str = "dynamo",
+    rng: str | None = None,
+) -> tuple[CompilerState, Captured]:
+    """Returns the model as a graph, and the state with a new owner that holds copies of the model's buffers.
+
+    Args:
+        state: Any state.
+        model_or_fn: A `torch.nn.Module`, or a function of structured tensors.
+        inputs: Example positional arguments, a tuple. Only shapes, dtypes and devices matter.
+        kwargs: Example keyword arguments.
+        name: What to call the owner; by default the class or function's name.
+        mode: "dynamo", or "trace" for Python code that Dynamo refuses.
+        rng: None refuses random ops; "torch" lets them draw from torch's generators.
+
+    Raises:
+        CaptureError: The model is not one graph: a branch on a tensor's value, for instance.
+        SpecError: The inputs are no tuple, or hold objects that are neither tensors nor plain data.
+    """
+    check_option("capture", mode, tuple(name for name, _ in MODES))
+    check_option("rng", rng, (None, "torch"))
+    if not isinstance(inputs, tuple):
+        raise SpecError(f"Expected inputs as a tuple of arguments, got a {type(inputs).__name__}. Write (x,) for one.")
+    source = make_source(model_or_fn, name)
+    tensors, structure = flatten((inputs, dict(sorted((kwargs or {}).items()))), "inputs")
+    owner = state.next_token
+    captured = capture_call(owner, source, structure, tensors, mode=mode, rng=rng)
+    state, _ = acquire(state, source.name)
+    if source.buffers:
+        state = set_buffers(state, owner, {key: held.detach().clone() for key, held in source.buffers.items()})
+    return state, captured
+
+
+def capture_call(
+    owner: int, source: Source, structure: Structure, tensors: list[torch.Tensor], *, mode: str, rng: str | None
+) -> Captured:
+    """Returns the graph of one call. Reads the source's tensors, changes nothing."""
+    names = input_names(source, structure, tensors)
+    specs = [spec_of(plain(tensor), name) for tensor, name in zip(tensors, names, strict=True)]
+    # Fresh tensor objects: one input passed twice, or a parameter passed as an input, must stay separate inputs.
+    fresh = [plain(tensor).data.requires_grad_(tensor.requires_grad) for tensor in tensors]
+    pieces, result, new_buffers = dict(MODES)[mode](source, structure, fresh)
+    frame = Frame(source, fresh, names)
+    found, out_structure = flatten(result, "outputs")
+    out_names = ["out" + path for path in paths(result)]
+    graph, constants = normalize(pieces, frame, [*out_names, *new_buffers])
+    held = [spec_of(tensor, key) for key, tensor in [*source.params.items(), *source.buffers.items()]]
+    all_specs = (*held, *(spec_of(tensor, "a constant") for tensor in constants), *specs)
+    return Captured(
+        owner, source, graph, constants, all_specs, structure, out_structure, len(found), tuple(new_buffers), rng
+    )
+
+
+def input_names(source: Source, structure: Structure, tensors: list[torch.Tensor]) -> list[str]:
+    """Returns what to call each input tensor: the argument's name and the path inside it."""
+    args, kwargs = unflatten(structure, tensors)
+    return [name for key, value in _arguments(source.call, args, kwargs) for name in (key + p for p in paths(value))]
+
+
+def _arguments(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    function = call.forward if isinstance(call, torch.nn.Module) else call
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [(named[i] if i < len(named) else f"args[{i}]", value) for i, value in enumerate(args)]
+    return [*positional, *kwargs.items()]
+
+
+def check_option(option: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raises `SpecError` if an option has a value that does not exist."""
+    if value not in allowed:
+        raise SpecError(f"Expected {option} to be one of {', '.join(map(repr, allowed))}, got {value!r}. Pick one of them.")

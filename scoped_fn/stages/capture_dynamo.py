@@ -1,0 +1,85 @@
+"""Capture by Dynamo: reads the model's Python code, keeps checkpoint regions and custom gradients."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scoped_fn._errors import CaptureError
+from scoped_fn._source import Source
+from scoped_fn._structure import Structure, flatten, unflatten
+from scoped_fn._torch import DynamoCapture, TorchDynamoException, capture_with_dynamo
+from scoped_fn.stages.captured import Pieces
+
+
+def capture_dynamo(
+    source: Source, structure: Structure, tensors: list[torch.Tensor]
+) -> tuple[Pieces, Any, dict[str, torch.Tensor]]:
+    """Returns the raw graph, the structured result with stand-ins for tensors, and the buffers assigned anew."""
+    places = source.buffer_places
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = source.call(*args, **kwargs)
+        # The constant keeps a graph without any operation from being empty, which Dynamo refuses.
+        return result, [getattr(module, name) for module, name in places], torch.zeros(())
+
+    args, kwargs = unflatten(structure, tensors)
+    try:
+        captured = capture_with_dynamo(call, args, kwargs)
+    except TorchDynamoException as error:
+        raise CaptureError(_explain(error, source)) from None
+    _warn_about(captured.side_effects, source)
+    return _pieces(captured, source)
+
+
+def _pieces(captured: DynamoCapture, source: Source) -> tuple[Pieces, Any, dict[str, torch.Tensor]]:
+    stand_ins = [_stand_in(node) for node in captured.gm.graph.output_node().args[0]]  # type: ignore[union-attr]
+    result, buffers, marker = captured.rebuild(stand_ins)
+    index = {id(tensor): i for i, tensor in enumerate(stand_ins)}
+    changed = {
+        name: now for (name, before), now in zip(source.buffers.items(), buffers, strict=True) if now is not before
+    }
+    found = [*flatten(result, "outputs")[0], *changed.values()]
+    outputs: Sequence[int | torch.Tensor] = [index.get(id(tensor), tensor) for tensor in found]
+    return Pieces(captured.gm, captured.values, outputs, index[id(marker)]), result, changed
+
+
+def _stand_in(node: Any) -> torch.Tensor:
+    value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        raise CaptureError(
+            f"Expected outputs that are tensors or do not depend on tensor values, got {value!r} from {node}. "
+            "Return the tensor itself, without .item()."
+        )
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+def _warn_about(side_effects: tuple[str, ...], source: Source) -> None:
+    sources = [name for text in side_effects for name in re.findall(r"\"[^\"]*\"|'[^']*'(?=[,\]])", text)]
+    others = sorted({name.strip("\"'") for name in sources if "_buffers" not in name})
+    if others:
+        warnings.warn(
+            f"Expected {source.name} to change nothing but its buffers, got changes to Python objects: {', '.join(others)}. "
+            "A compiled function is pure and does not make them: return the values, or keep them in buffers.",
+            stacklevel=6,
+        )
+
+
+def _explain(error: TorchDynamoException, source: Source) -> str:
+    frames = list(getattr(error, "real_stack", None) or [])
+    where = f" at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    code = f": `{frames[-1].line.strip()}`" if frames and frames[-1].line else ""
+    text = str(error)
+    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    inner = re.search(r"got (\w+\(.*?\))(?:\n|$)", text)
+    detail = re.search(r"Explanation: (.+?)(?:\n\n|\n  Hint|$)", text, re.DOTALL)
+    why = inner.group(1) if inner else " ".join(detail.group(1).split()) if detail else ""
+    return (
+        f"Expected {source.name} to be one graph, got '{reason}'{where}{code}. {why} "
+        "For a choice that depends on tensor values use torch.where or torch.cond; for Python code that Dynamo cannot read, "
+        'compile with capture="trace".'
+    )

@@ -1,0 +1,135 @@
+"""Capture by running the model on tensors without data: second choice, for Python code that Dynamo refuses.
+
+Plain tracing sees operations, not code, so checkpoint regions and custom gradients would be lost in silence: they are
+refused.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+
+from scoped_fn._errors import CaptureError
+from scoped_fn._source import Source, replace_tensors
+from scoped_fn._structure import Structure, flatten, unflatten
+from scoped_fn._torch import fake_mode, make_fx, top_saved_tensors_hooks
+from scoped_fn.stages.captured import Pieces
+
+
+def capture_trace(
+    source: Source, structure: Structure, tensors: list[torch.Tensor]
+) -> tuple[Pieces, Any, dict[str, torch.Tensor]]:
+    """Returns the raw graph, the structured result with stand-ins for tensors, and the buffers assigned anew."""
+    real = [*source.params.values(), *source.buffers.values(), *tensors]
+    seen: dict[str, Any] = {}
+
+    def flat(*traced: torch.Tensor) -> list[torch.Tensor]:
+        seen["inputs"] = traced
+        seen["result"], seen["changed"] = _run(source, structure, real, traced)
+        return [*flatten(seen["result"], "outputs")[0], *seen["changed"].values()]
+
+    mode = fake_mode()
+    fakes = [mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in real]
+    try:
+        with mode:
+            _refuse_hidden_rules(flat, fakes)
+            gm = make_fx(flat, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(_explain(error, source)) from error
+    return _pieces(gm, real, seen)
+
+
+def _run(
+    source: Source, structure: Structure, real: list[torch.Tensor], traced: Sequence[torch.Tensor]
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Runs the model with its tensors replaced by traced ones; returns its result and the buffers assigned anew."""
+    args, kwargs = unflatten(structure, list(traced[_held(source) :]))
+    if not source.is_module:
+        return source.call(*args, **kwargs), {}
+    places = {id(tensor): new for tensor, new in zip(real, traced, strict=True)}
+    model = replace_tensors(source.call, places)  # type: ignore[arg-type]
+    result = model(*args, **kwargs)
+    changed: dict[str, torch.Tensor] = {}
+    for name, before in source.buffers.items():
+        path, _, leaf = name.rpartition(".")
+        now = getattr(model.get_submodule(path), leaf)
+        if now is not places[id(before)]:
+            changed[name] = now
+    return result, changed
+
+
+def _held(source: Source) -> int:
+    return len(source.params) + len(source.buffers)
+
+
+def _pieces(
+    gm: torch.fx.GraphModule, real: list[torch.Tensor], seen: dict[str, Any]
+) -> tuple[Pieces, Any, dict[str, torch.Tensor]]:
+    """Turns closed-over constants into placeholders, and passed-through inputs into the real tensors."""
+    values: list[Any] = list(real)
+    last = gm.graph.find_nodes(op="placeholder")
+    for node in gm.graph.find_nodes(op="get_attr"):
+        constant = getattr(gm, str(node.target), None)
+        if isinstance(constant, torch.Tensor):
+            with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+                lifted = gm.graph.placeholder(f"lifted_{len(values)}")
+            lifted.meta = dict(node.meta)
+            node.replace_all_uses_with(lifted)
+            gm.graph.erase_node(node)
+            last.append(lifted)
+            values.append(constant)
+    order = gm.graph.find_nodes(op="placeholder")
+    by_node = dict(zip(last, values, strict=True))
+    outputs = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+    found = [by_node[o] if o in by_node else i for i, o in enumerate(outputs)]
+    return Pieces(gm, [by_node[node] for node in order], found), seen["result"], seen["changed"]
+
+
+class _HookWatch(TorchFunctionMode):
+    """Refuses operations under saved-tensor hooks, the mark of a checkpoint region."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if top_saved_tensors_hooks(False) is not None:
+            raise CaptureError(
+                "Expected a model without checkpoint regions or saved-tensor hooks for capture='trace', which would lose "
+                "them, got one. Compile with capture='dynamo'."
+            )
+        return function(*args, **(kwargs or {}))
+
+
+def _refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[torch.Tensor]) -> None:
+    copies = [fake.detach().clone().requires_grad_(fake.requires_grad) for fake in fakes]
+    with _HookWatch():
+        outputs = flat(*copies)
+    pending = [o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None]
+    seen: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            raise CaptureError(
+                f"Expected a model without custom autograd.Functions for capture='trace', which would lose their backward, "
+                f"got {type(node).__name__.removesuffix('Backward')}. Compile with capture='dynamo'."
+            )
+        pending += [parent for parent, _ in node.next_functions if parent is not None]
+
+
+def _explain(error: Exception, source: Source) -> str:
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else ""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"Expected {source.name} to run on tensors without data, got {type(error).__name__}{where}: {reason}. "
+        "For a choice that depends on tensor values use torch.where or torch.cond."
+    )

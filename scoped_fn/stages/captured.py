@@ -1,0 +1,209 @@
+"""`Captured`: a model as one torch-level graph, and how its raw capture becomes one."""
+
+from __future__ import annotations
+
+import keyword
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx
+
+from scoped_fn._errors import CaptureError
+from scoped_fn._graph import Graph, user_line
+from scoped_fn._source import Source
+from scoped_fn._specs import TensorSpec
+from scoped_fn._structure import Structure
+from scoped_fn._torch import is_higher_order, storage_id
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """One call of a model as a flat torch-level graph.
+
+    Attributes:
+        owner: Token of the owner in the state.
+        source: What was captured.
+        graph: Placeholders: parameters, buffers, constants, inputs. Outputs: the model's tensors, then the buffers that
+            it assigned anew. No output shares memory with an input or another output. Buffers that the model changes
+            in place are changed in place here; the lowering turns that into outputs.
+        constants: Tensors reached through closures or plain attributes, by reference.
+        specs: The spec of each placeholder.
+        in_structure: Structure of (args, kwargs).
+        out_structure: Structure of the result.
+        num_outputs: How many outputs are the model's own.
+        new_buffers: Names of the buffers that follow them.
+        rng: None, or "torch" if random ops draw from torch's generators.
+    """
+
+    owner: int
+    source: Source
+    graph: Graph
+    constants: tuple[torch.Tensor, ...]
+    specs: tuple[TensorSpec, ...]
+    in_structure: Structure
+    out_structure: Structure
+    num_outputs: int
+    new_buffers: tuple[str, ...]
+    rng: str | None
+
+    def __str__(self) -> str:
+        return str(self.graph)
+
+    @property
+    def num_held(self) -> int:
+        """How many placeholders come before the inputs."""
+        return len(self.source.params) + len(self.source.buffers) + len(self.constants)
+
+    def placeholder_kind(self, index: int) -> str:
+        """Returns "parameter", "buffer", "constant" or "input"."""
+        ends = {"parameter": len(self.source.params), "buffer": len(self.source.buffers), "constant": len(self.constants)}
+        for kind, count in ends.items():
+            if index < count:
+                return kind
+            index -= count
+        return "input"
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """A raw capture: any order of placeholders, outputs as nodes or as the real tensors that were passed through.
+
+    Attributes:
+        gm: The raw graph.
+        values: The real tensor behind each of its placeholders.
+        outputs: For each result tensor: an index into the raw graph's outputs, or a real tensor.
+        marker: Index of an output that only keeps the raw graph from being empty.
+    """
+
+    gm: torch.fx.GraphModule
+    values: Sequence[Any]
+    outputs: Sequence[int | torch.Tensor]
+    marker: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """The tensors of one call: what the placeholders of the finished graph stand for.
+
+    Attributes:
+        source: The model.
+        inputs: The input tensors.
+        input_names: Where each is among the arguments.
+    """
+
+    source: Source
+    inputs: Sequence[torch.Tensor]
+    input_names: Sequence[str]
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """Parameters, then buffers."""
+        return [*self.source.params.values(), *self.source.buffers.values()]
+
+
+def normalize(pieces: Pieces, frame: Frame, output_names: Sequence[str]) -> tuple[Graph, tuple[torch.Tensor, ...]]:
+    """Returns the graph with placeholders in the order of `Captured`, and its constants."""
+    constants = _constants(pieces, frame)
+    real = [*frame.held, *constants, *frame.inputs]
+    names = [*frame.source.params, *frame.source.buffers]
+    names += [f"constant_{i}" for i in range(len(constants))] + list(frame.input_names)
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(identifier) for identifier in _identifiers(names)]
+    of_tensor = {id(tensor): node for tensor, node in zip(real, nodes, strict=True)}
+    copies = {
+        old: of_tensor[id(value)]
+        for old, value in zip(pieces.gm.graph.find_nodes(op="placeholder"), pieces.values, strict=True)
+        if isinstance(value, torch.Tensor)
+    }
+    for old, new in copies.items():
+        new.meta.setdefault("example_value", old.meta.get("example_value", old.meta.get("val")))
+    raw_outputs = graph.graph_copy(pieces.gm.graph, copies)
+    outputs = [of_tensor[id(o)] if isinstance(o, torch.Tensor) else raw_outputs[o] for o in pieces.outputs]  # type: ignore[index]
+    graph.output(tuple(_separate(graph, outputs, nodes)))
+    if pieces.marker is not None and not raw_outputs[pieces.marker].users:  # type: ignore[index]
+        graph.erase_node(raw_outputs[pieces.marker])  # type: ignore[index]
+    gm = torch.fx.GraphModule(pieces.gm, graph, class_name=frame.source.name)
+    _refuse_python_numbers(gm)
+    return Graph(gm, tuple(names), tuple(output_names)), constants
+
+
+def with_constants_checked(constants: tuple[torch.Tensor, ...], where: str) -> tuple[torch.Tensor, ...]:
+    """Returns the constants; raises if a gradient would be lost in one."""
+    for tensor in constants:
+        if tensor.requires_grad:
+            raise CaptureError(
+                f"Expected every tensor that needs a gradient to be an argument or a parameter of {where}, got a tensor of "
+                f"shape {list(tensor.shape)} reached through a closure or a plain attribute. Pass it as an argument, "
+                "register it as a parameter, or detach it."
+            )
+    return constants
+
+
+def _constants(pieces: Pieces, frame: Frame) -> tuple[torch.Tensor, ...]:
+    known = {id(tensor) for tensor in [*frame.held, *frame.inputs]}
+    found: dict[int, torch.Tensor] = {}
+    for value in [*pieces.values, *pieces.outputs]:
+        if isinstance(value, torch.Tensor) and id(value) not in known:
+            found[id(value)] = value
+        elif not isinstance(value, (torch.Tensor, int)):
+            raise CaptureError(
+                f"Expected only tensors to enter the graph, got a {type(value).__name__}. Pass it as a Python number, "
+                "or keep it out of forward."
+            )
+    return with_constants_checked(tuple(found.values()), frame.source.name)
+
+
+def _separate(graph: torch.fx.Graph, outputs: list[torch.fx.Node], placeholders: list[torch.fx.Node]) -> list[Any]:
+    """Clones each output that shares memory with an input or an earlier output."""
+    seen = {storage for node in placeholders if (storage := _storage(node)) is not None}
+    result: list[torch.fx.Node] = []
+    for node in outputs:
+        storage = _storage(node)
+        if node.op == "placeholder" or node in result or storage is None or storage in seen:
+            clone = graph.call_function(torch.clone, (node,))
+            clone.meta = {key: node.meta[key] for key in ("example_value", "stack_trace") if key in node.meta}
+            result.append(clone)
+        else:
+            seen.add(storage)
+            result.append(node)
+    return result
+
+
+def _storage(node: torch.fx.Node) -> int | None:
+    """Returns an id of the memory behind a node's value, or None where the trace does not tell (a nested graph)."""
+    maker = node.args[0] if node.op == "call_function" and node.target is operator.getitem else node
+    if isinstance(maker, torch.fx.Node) and is_higher_order(maker.target):
+        return None
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return storage_id(value) if isinstance(value, torch.Tensor) else None
+
+
+def _identifiers(names: Sequence[str]) -> list[str]:
+    """Returns one Python identifier a name, all different."""
+    made: dict[str, None] = {}
+    for name in names:
+        base = identifier = re.sub(r"\W+", "_", name).strip("_") or "arg"
+        base = identifier = f"arg_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
+        while identifier in made:
+            identifier = f"{base}_{len(made)}"
+        made[identifier] = None
+    return list(made)
+
+
+def _refuse_python_numbers(gm: torch.fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value", node.meta.get("val"))
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise CaptureError(
+                f"Expected shapes and Python numbers that do not depend on tensor values, got one from {node.name}"
+                f"{user_line(node)}. Keep the value in a tensor."
+            )
+
+
+def with_graph(captured: Captured, graph: Graph) -> Captured:
+    """Returns the artifact with another graph of the same inputs and outputs."""
+    return replace(captured, graph=graph)

@@ -1,0 +1,65 @@
+"""The stages `compile_forward`, `compile_backward` and `compile_inference`: a graph to code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scoped_fn._backends import Backend, Code, GraphRole, make_code
+from scoped_fn._graph import Graph
+from scoped_fn._torch import compile_lock
+from scoped_fn.stages.lower import Inference
+from scoped_fn.stages.partition import Split
+from scoped_fn.state import CompilerState
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """Code of one graph.
+
+    Attributes:
+        graph: The graph.
+        code: Takes a list of tensors in the order of the graph's inputs, which it may clear; returns its outputs.
+    """
+
+    graph: Graph
+    code: Code
+
+    def __repr__(self) -> str:
+        return f"Compiled({self.graph!r})"
+
+
+def compile_forward(
+    state: CompilerState, split: Split, compiler: Backend = "eager"
+) -> tuple[CompilerState, Compiled]:
+    """Returns code of the forward graph, compiled in the calling thread.
+
+    Args:
+        state: Any state; returned as it is.
+        split: A partitioned graph, lowered for the same backend.
+        compiler: "inductor", "eager", or `(gm, example_inputs) -> callable`, whose exceptions come through.
+    """
+    role = GraphRole(split.joint.num_forward, torch_rng=split.joint.captured.rng == "torch")
+    return state, compile_graph(split.forward, compiler, role)
+
+
+def compile_backward(
+    state: CompilerState, split: Split, compiler: Backend = "eager"
+) -> tuple[CompilerState, Compiled]:
+    """Returns code of the backward graph. Arguments are those of `compile_forward`."""
+    role = GraphRole(0, is_backward=True, torch_rng=split.joint.captured.rng == "torch")
+    return state, compile_graph(split.backward, compiler, role)
+
+
+def compile_inference(
+    state: CompilerState, inference: Inference, compiler: Backend = "eager"
+) -> tuple[CompilerState, Compiled]:
+    """Returns code of the inference graph. Arguments are those of `compile_forward`."""
+    rng = inference.captured.rng == "torch"
+    role = GraphRole(len(inference.graph.outputs), is_inference=True, torch_rng=rng, whole=True)
+    return state, compile_graph(inference.graph, compiler, role)
+
+
+def compile_graph(graph: Graph, compiler: Backend, role: GraphRole) -> Compiled:
+    """Returns code of any graph; one compilation at a time in a process."""
+    with compile_lock:
+        return Compiled(graph, make_code(compiler, graph.gm, role))

@@ -1,0 +1,88 @@
+"""What a pure function may not do: change its arguments, draw hidden random numbers. Found here, and said by name."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+import torch.fx
+
+from scoped_fn._errors import MutationError, RandomOpError
+from scoped_fn._graph import copy_graph, user_line
+from scoped_fn._torch import fake_mode
+from scoped_fn.stages.captured import Captured
+
+
+def refuse_mutation(captured: Captured, mutated: tuple[int, ...]) -> None:
+    """Raises `MutationError` if the model changes an argument or parameter in place.
+
+    Args:
+        captured: The model.
+        mutated: Placeholders known to change; when empty, the graph is run on fake tensors to see.
+    """
+    forbidden = [i for i in mutated if captured.placeholder_kind(i) != "buffer"]
+    if mutated and not forbidden:
+        return
+    index, node = _first_write(captured)
+    if index is None and forbidden:
+        index = forbidden[0]
+    if index is not None:
+        _refuse(captured, index, node)
+
+
+def _refuse(captured: Captured, index: int, node: torch.fx.Node | None) -> NoReturn:
+    kind, name = captured.placeholder_kind(index), captured.graph.inputs[index]
+    how = f" by {getattr(node.target, '__name__', node.target)}{user_line(node)}" if node else ""
+    raise MutationError(
+        f"Expected {captured.source.name} not to change its arguments in place, got {kind} {name!r} mutated{how}. "
+        "Use the out-of-place operation and return the new value, or keep what changes in a buffer."
+    )
+
+
+def _first_write(captured: Captured) -> tuple[int | None, torch.fx.Node | None]:
+    """Returns the first placeholder, other than a buffer, that an operation writes to, and the operation."""
+    mode = fake_mode()
+    with mode:
+        fakes = [torch.empty_strided(s.shape, s.stride, dtype=s.dtype, device=s.device) for s in captured.specs]
+        watched = [i for i in range(len(fakes)) if captured.placeholder_kind(i) != "buffer"]
+        watch = _WriteWatch(copy_graph(captured.graph.gm), fakes, watched)
+        with torch.no_grad():
+            watch.run(*fakes)
+    return watch.index, watch.node
+
+
+class _WriteWatch(torch.fx.Interpreter):
+    """Runs a graph and remembers the first node after which a watched tensor has a new version."""
+
+    def __init__(self, gm: torch.fx.GraphModule, tensors: list[torch.Tensor], watched: list[int]) -> None:
+        super().__init__(gm)
+        self.before = [(i, tensors[i], tensors[i]._version) for i in watched]
+        self.index: int | None = None
+        self.node: torch.fx.Node | None = None
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if self.index is None:
+            self.index = next((i for i, tensor, version in self.before if tensor._version != version), None)
+            self.node = n if self.index is not None else None
+        return result
+
+
+def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
+    """Raises `RandomOpError` if a graph draws random numbers."""
+    for node in gm.graph.nodes:
+        if _draws(node):
+            raise RandomOpError(
+                f"Expected {name} to draw no random numbers, got {node.target}{user_line(node)}. Compile with rng='torch' to "
+                "draw from torch's generators, as eager does, or call model.eval() first if it is dropout."
+            )
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema else []
+    values = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return values.get("dropout_p", values.get("p", None)) != 0.0 if "dropout_p" in names else True

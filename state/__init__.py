@@ -1,0 +1,30 @@
+"""`CompilerState` and every pure operation on it.
+
+Everything that changes while models are compiled and trained lives in one immutable value. Each operation takes a
+state first and gives the next one back first; the old one stays valid.
+"""
+
+if __name__ != "scoped_fn.state":
+    raise ImportError(f"Expected to be imported as 'scoped_fn.state', got {__name__!r}. Write: import scoped_fn.state")
+
+from scoped_fn.state.compiler_state import CompilerState, Owner, init_state
+from scoped_fn.state.frozen_dict import FrozenDict
+from scoped_fn.state.owners import OwnershipError, acquire, release, set_buffers
+from scoped_fn.state.trees import tree_equal, tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
+
+__all__ = [
+    "CompilerState",
+    "FrozenDict",
+    "Owner",
+    "OwnershipError",
+    "acquire",
+    "init_state",
+    "release",
+    "set_buffers",
+    "tree_equal",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_structure",
+    "tree_unflatten",
+]

@@ -1,0 +1,74 @@
+"""Owners: one token for each compiled function, and the data that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from scoped_fn.state.compiler_state import CompilerState, Owner
+from scoped_fn.state.frozen_dict import FrozenDict
+
+
+class OwnershipError(RuntimeError):
+    """A token or function was used with a state that does not hold it."""
+
+
+def acquire(state: CompilerState, name: str) -> tuple[CompilerState, int]:
+    """Returns the state with one more owner, and its token.
+
+    Tokens come from a counter in the state: the same program gives the same tokens, and none repeats in one history.
+
+    Example:
+        >>> from scoped_fn.state import init_state
+        >>> state, owner = acquire(init_state(), "encoder")
+        >>> owner, state.owners[owner].name
+        (0, 'encoder')
+    """
+    token = state.next_token
+    return replace(state, owners=state.owners.set(token, Owner(name)), next_token=token + 1), token
+
+
+def release(state: CompilerState, owner: Any) -> CompilerState:
+    """Returns the state without an owner and everything kept for it.
+
+    Args:
+        state: A state that holds the owner.
+        owner: A token, or anything with an `owner` attribute, such as a compiled function.
+
+    Raises:
+        OwnershipError: The state does not hold it, for instance because it was released before.
+    """
+    token = check_owner(state, getattr(owner, "owner", owner))
+    buffers = state.buffers.drop(token) if token in state.buffers else state.buffers
+    return replace(state, owners=state.owners.drop(token), buffers=buffers)
+
+
+def set_buffers(state: CompilerState, owner: int, buffers: Mapping[str, torch.Tensor]) -> CompilerState:
+    """Returns the state with the owner's buffers replaced as a whole.
+
+    Args:
+        state: A state that holds the owner.
+        owner: A token.
+        buffers: Name -> tensor. The tensors are kept as they are, not copied.
+
+    Raises:
+        OwnershipError: The state does not hold the owner.
+    """
+    check_owner(state, owner)
+    return replace(state, buffers=state.buffers.set(owner, FrozenDict(buffers)))
+
+
+def check_owner(state: CompilerState, token: Any) -> int:
+    """Returns `token` if the state holds it; raises `OwnershipError` with what happened to it if not."""
+    if token in state.owners:
+        return int(token)
+    was = isinstance(token, int) and 0 <= token < state.next_token
+    fate = "one that was released" if was else "one that this state never handed out"
+    held = ", ".join(f"{key} ({owner.name})" for key, owner in state.owners.items()) or "none"
+    raise OwnershipError(
+        f"Expected an owner that the state holds ({held}), got {token!r}, {fate}. "
+        "Use the newest state, the one returned by compile or by the last call."
+    )
