@@ -32,9 +32,7 @@ class Forward:
     compiled: Compiled
 
 
-def compile_captured(
-    state: CompilerState, captured: Captured, plan: Plan
-) -> tuple[CompilerState, Training | Forward]:
+def compile_captured(state: CompilerState, captured: Captured, plan: Plan) -> tuple[CompilerState, Training | Forward]:
     """Returns the graphs and code of a captured call, every pass applied."""
     if wants_gradient(captured):
         joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), plan.backend)

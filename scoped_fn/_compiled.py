@@ -104,7 +104,7 @@ class CompiledFn:
             OwnershipError: The state does not hold this function.
         """
         tensors, structure = self.bind(state, args, kwargs)
-        kind = "training" if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]) else "inference"
+        kind = "training" if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else "inference"
         if self._plan is None:
             kind = self._memo.variants[0].kind
         variant = self._memo.find_or_make(
@@ -120,7 +120,7 @@ class CompiledFn:
         check_state(state)
         if in_transform():
             raise SpecError(
-                f"Expected plain tensors, got a call of {self.name} inside a torch.func transform or forward-mode level. "
+                f"Expected plain tensors, got a call of {self.name} inside a torch.func transform or dual level. "
                 "Use sf.value_and_grad, or apply the transform before compiling."
             )
         source = self.captured.source
@@ -144,7 +144,7 @@ class CompiledFn:
         inputs, structure = self._inputs(args, kwargs)
         tensors = [*held, *inputs]
         try:
-            if any([t.is_neg() or t.is_conj() for t in tensors]):
+            if any(t.is_neg() or t.is_conj() for t in tensors):
                 tensors = [plain(t) for t in tensors]
         except AttributeError:
             _specialize.check_held(self, held)
@@ -152,11 +152,12 @@ class CompiledFn:
         return tensors, structure
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Structure]:
-        if kwargs or not all([type(arg) in PLAIN_TYPES for arg in args]):
+        if kwargs or not all(type(arg) in PLAIN_TYPES for arg in args):
             return flatten((args, dict(sorted(kwargs.items()))), "inputs")
         structures = self._memo.structures
         if len(args) not in structures:
-            structures[len(args)] = flatten((args, {}), "inputs")[1]
+            made, first = flatten((args, {}), "inputs")[1], self._memo.variants[0].structure
+            structures[len(args)] = first if made == first else made  # the same object compares fastest
         return list(args), structures[len(args)]
 
     def next_state(self, state: CompilerState, variant: Variant, results: Any) -> CompilerState:

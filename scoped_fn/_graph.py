@@ -70,7 +70,7 @@ def user_line(node: torch.fx.Node) -> str:
 def graph_text(graph: Graph) -> str:
     """Returns the graph as readable text: one line an input, one line an operation, then what is returned."""
     placeholders = graph.gm.graph.find_nodes(op="placeholder")
-    names = {node: name for node, name in zip(placeholders, graph.inputs, strict=True)}
+    names = dict(zip(placeholders, graph.inputs, strict=True))
     lines = ["graph("]
     lines += [f"    {name}: {value_text(node)}," for node, name in names.items()]
     lines.append("):")

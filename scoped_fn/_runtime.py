@@ -138,6 +138,8 @@ class TrainingCode:
         plain_outputs: Indices of the results that carry no gradient.
         tangents: For each tangent, the result it belongs to and the spec that the backward was compiled for.
         grads: For each gradient, the argument it belongs to, constants not counted.
+        watched: Arguments and results whose memory a saved tensor shares: they are saved too, so that autograd notices
+            if they are changed in place before the backward.
     """
 
     memo: Memo
@@ -149,6 +151,7 @@ class TrainingCode:
     plain_outputs: tuple[int, ...]
     tangents: tuple[tuple[int, TensorSpec], ...]
     grads: tuple[int, ...]
+    watched: tuple[tuple[int, ...], tuple[int, ...]]
 
     def launch(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Runs the forward and hangs the backward on its outputs."""
@@ -163,10 +166,11 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, training: TrainingCode, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         flat = [*tensors[: training.at], *training.constants, *tensors[training.at :]]
         results = launch_code(training.memo, training.forward, flat)
-        ctx.training, ctx.num_tensors = training, len(tensors)
-        ctx.save_for_backward(*results[training.num_forward :])
+        outputs, saved = tuple(results[: training.num_forward]), results[training.num_forward :]
+        arguments, own = training.watched
+        ctx.save_for_backward(*saved, *(tensors[i] for i in arguments), *(outputs[i] for i in own))
+        ctx.training, ctx.num_tensors, ctx.num_saved = training, len(tensors), len(saved)
         ctx.set_materialize_grads(False)
-        outputs = tuple(results[: training.num_forward])
         ctx.mark_non_differentiable(*(outputs[i] for i in training.plain_outputs))
         return outputs
 
@@ -179,7 +183,7 @@ class _Differentiable(torch.autograd.Function):
                 "Compile the function that takes the derivative, or differentiate the model itself."
             )
         tangents = [_tangent(cotangents[i], spec) for i, spec in training.tangents]
-        grads = launch_code(training.memo, training.backward, [*ctx.saved_tensors, *tangents])
+        grads = launch_code(training.memo, training.backward, [*ctx.saved_tensors[: ctx.num_saved], *tangents])
         result: list[torch.Tensor | None] = [None] * ctx.num_tensors
         for i, grad in zip(training.grads, grads, strict=True):
             result[i] = grad

@@ -51,7 +51,7 @@ def make_source(model_or_fn: Any, name: str | None = None) -> Source:
     if not isinstance(model_or_fn, nn.Module):
         if not callable(model_or_fn):
             raise SpecError(
-                f"Expected a torch.nn.Module or a function, got a {type(model_or_fn).__name__}. Pass what is to be compiled."
+                f"Expected a torch.nn.Module or a function, got a {type(model_or_fn).__name__}. Pass the model."
             )
         own_name = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
         return Source(model_or_fn, name or own_name, {}, {}, {}, (), None)
@@ -101,7 +101,5 @@ def _replace(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[
     for part in ("_parameters", "_buffers"):
         fields[part] = {name: tensors.get(id(tensor), tensor) for name, tensor in fields[part].items()}
     children = fields["_modules"].items()
-    fields["_modules"] = {
-        name: child if child is None else _replace(child, tensors, done) for name, child in children
-    }
+    fields["_modules"] = {name: child if child is None else _replace(child, tensors, done) for name, child in children}
     return made

@@ -103,7 +103,7 @@ def resolve_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:
         canonical = source.aliases.get(name, name)
         if canonical not in source.params:
             raise SpecError(
-                f"Expected params of {fn.name} by name, got the unknown name {name!r}. Known: {', '.join(source.params)}."
+                f"Expected params of {fn.name} by name, got the unknown {name!r}. Known: {', '.join(source.params)}."
             )
         if found.setdefault(canonical, tensor) is not tensor:
             raise SpecError(

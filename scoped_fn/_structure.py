@@ -115,7 +115,7 @@ def _fields(instance: Any) -> dict[str, Any]:
 
 def _build(kind: type, values: dict[str, Any]) -> Any:
     """Builds a dataclass from its fields without running its `__init__`, which may check or change them."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
@@ -124,7 +124,7 @@ def _build(kind: type, values: dict[str, Any]) -> Any:
 def _static(leaf: Any, what: str) -> Static:
     if not isinstance(leaf, STATIC_TYPES):
         raise SpecError(
-            f"Expected {what} made of tensors, numbers, strings, None and containers of them, got a {type(leaf).__name__}. "
+            f"Expected {what} of tensors, numbers, strings, None and containers of them, got a {type(leaf).__name__}. "
             "Pass its tensors, or register the class with torch.utils._pytree.register_pytree_node."
         )
     return Static(type(leaf), repr(leaf), leaf)

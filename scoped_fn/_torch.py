@@ -38,6 +38,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -62,6 +63,7 @@ __all__ = [
     "run_joint_passes",
     "storage_id",
     "top_saved_tensors_hooks",
+    "version",
 ]
 
 
@@ -140,8 +142,8 @@ def export_with_aot(module: torch.nn.Module, fakes: Sequence[torch.Tensor], deco
     gm.recompile()
     output = gm.graph.output_node()
     kinds = list(output.meta["desc"])
-    values = list(output.args[0])
-    mutated = tuple(d.mutated_input.idx for d in kinds if isinstance(d, InputMutationAOTOutput))
+    values: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    mutated = tuple(_plain_index(d.mutated_input) for d in kinds if isinstance(d, InputMutationAOTOutput))
     num_outputs = sum(isinstance(d, PlainAOTOutput) for d in kinds)
     start = len(mutated) + num_outputs
     unknown = [d for d in kinds[:start] if not isinstance(d, (InputMutationAOTOutput, PlainAOTOutput))]
@@ -155,23 +157,28 @@ def export_with_aot(module: torch.nn.Module, fakes: Sequence[torch.Tensor], deco
 def _grad_index(kind: Any, value: Any) -> int | None:
     if value is None or kind is None:
         return None
-    if not isinstance(kind.grad_of, PlainAOTInput):
-        raise RuntimeError(f"Expected the gradient of a plain input, got {kind}.")
-    return int(kind.grad_of.idx)
+    return _plain_index(kind.grad_of)
+
+
+def _plain_index(kind: Any) -> int:
+    if not isinstance(kind, (PlainAOTInput, PlainAOTOutput)):
+        raise RuntimeError(f"Expected a plain input or output of the graph, got {kind}.")
+    return kind.idx
 
 
 def _tangents(gm: torch.fx.GraphModule) -> Iterator[Any]:
     for node in gm.graph.find_nodes(op="placeholder"):
         kind = node.meta.get("desc")
         if isinstance(kind, TangentAOTInput):
-            of = kind.output
-            yield ("buffer", of.mutated_input.idx) if isinstance(of, InputMutationAOTOutput) else of.idx
+            of: Any = kind.output
+            mutation = isinstance(of, InputMutationAOTOutput)
+            yield ("buffer", _plain_index(of.mutated_input)) if mutation else _plain_index(of)
 
 
 def partition_with_min_cut(
     joint: torch.fx.GraphModule, primals: Sequence[Any], tangents: Sequence[Any], num_fwd_outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Returns forward and backward graphs, recomputing what is cheap and what checkpoint regions ask for. Edits `joint`."""
+    """Returns forward and backward graphs; recomputes what is cheap or in a checkpoint region. Edits `joint`."""
     mode = _fake_mode_of([*primals, *tangents])
     with mode, tracing(TracingContext(mode)):
         forward, backward = min_cut_rematerialization_partition(
@@ -226,8 +233,13 @@ def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
 
 
 def in_transform() -> bool:
-    """Returns whether a torch.func transform is running."""
-    return peek_interpreter_stack() is not None
+    """Returns whether a torch.func transform or a forward-mode level is active in this thread."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Returns how often the tensor was changed in place; works on fake tensors."""
+    return int(tensor._version)
 
 
 def is_higher_order(target: Any) -> bool:

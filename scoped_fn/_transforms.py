@@ -57,7 +57,8 @@ def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_au
             every = [leaf for mine in leaves for leaf in mine]
             found = iter(torch.autograd.grad(value, every, materialize_grads=True))
         grads = tuple(unflatten(s, [next(found) for _ in mine]) for mine, (_, s) in zip(leaves, flat, strict=True))
-        return tree_map(_detached, (state, (out, grads[0] if isinstance(argnums, int) else grads)))  # type: ignore[no-any-return]
+        result: Any = (state, (out, grads[0] if isinstance(argnums, int) else grads))
+        return tree_map(_detached, result)  # type: ignore[return-value]
 
     return value_and_grad_of
 

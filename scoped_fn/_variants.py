@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from scoped_fn._graph import fake_inputs
+from scoped_fn._graph import fake_inputs, output_values
 from scoped_fn._runtime import Launch, Memo, TrainingCode, Variant, ambient_settings, launch_code
 from scoped_fn._specs import TensorSpec
 from scoped_fn._structure import unflatten
+from scoped_fn._torch import storage_id
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import Compiled
 from scoped_fn.stages.lower import Inference, Joint
 from scoped_fn.stages.partition import Split
-
 
 Finish = Callable[[Sequence[torch.Tensor], list[torch.Tensor]], Any]
 
@@ -53,8 +53,26 @@ def training_variant(split: Split, forward: Compiled, backward: Compiled, memo: 
         plain_outputs=tuple(i for i in range(joint.num_forward) if i not in specs),
         tangents=tuple(specs.items()),
         grads=tuple(i if i < at else i - len(captured.constants) for i in joint.grads),
+        watched=_watched(split, at, len(captured.constants)),
     )
     return _variant("training", captured, training.launch, finish_outputs(captured), joint.new_buffers)
+
+
+def _watched(split: Split, at: int, num_constants: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the arguments and the results that share memory with a saved tensor without being it.
+
+    Autograd notices when a saved tensor is changed in place before the backward, but compiled code may save a view of
+    an argument or result that autograd does not know to be one.
+    """
+    values = output_values(split.forward.gm)
+    results, saved = values[: split.joint.num_forward], values[split.joint.num_forward :]
+    memory = {storage_id(node.meta["val"]) for node in saved if node.op != "placeholder"}
+    arguments = split.forward.gm.graph.find_nodes(op="placeholder")
+    del arguments[at : at + num_constants]
+    return tuple(
+        tuple(i for i, node in enumerate(nodes) if node not in saved and storage_id(node.meta["val"]) in memory)
+        for nodes in (arguments, results)
+    )  # type: ignore[return-value]
 
 
 def finish_outputs(captured: Captured) -> Finish:
@@ -65,9 +83,7 @@ def finish_outputs(captured: Captured) -> Finish:
     return lambda results, tensors: unflatten(structure, list(results[:count]))
 
 
-def _variant(
-    kind: Any, captured: Captured, launch: Launch, finish: Finish, new_buffers: tuple[str, ...]
-) -> Variant:
+def _variant(kind: Any, captured: Captured, launch: Launch, finish: Finish, new_buffers: tuple[str, ...]) -> Variant:
     start = captured.num_held - len(captured.constants)
     return Variant(
         kind=kind,

@@ -143,8 +143,12 @@ def argument_group(fn: CompiledFn, args: tuple[Any, ...], place: int) -> Group:
 def check_scalar(value: Any) -> Any:
     """Returns the value if it is a real scalar; raises `SpecError` if not."""
     if not isinstance(value, torch.Tensor) or value.shape != () or not value.is_floating_point():
-        shown = f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise SpecError(f"Expected a scalar to differentiate, a floating point tensor of shape [], got {shown}. Reduce it.")
+        shown = (
+            f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        )
+        raise SpecError(
+            f"Expected a scalar to differentiate, a floating point tensor of shape [], got {shown}. Reduce it."
+        )
     return value
 
 
@@ -154,7 +158,9 @@ def _only_value_differs(captured: Captured, has_aux: bool) -> Captured:
     values = output_values(gm)
     out = unflatten(captured.out_structure, [node.meta["example_value"] for node in values[: captured.num_outputs]])
     if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-        raise SpecError(f"Expected {captured.source.name} to return (value, aux), got a {type(out).__name__}. Drop has_aux.")
+        raise SpecError(
+            f"Expected {captured.source.name} to return (value, aux), got a {type(out).__name__}. Drop has_aux."
+        )
     check_scalar(out[0] if has_aux else out)
     with gm.graph.inserting_before(gm.graph.output_node()):
         for i, node in enumerate(values[1:], start=1):

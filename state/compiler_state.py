@@ -75,8 +75,10 @@ def init_state(*, key: int | torch.Tensor = 0) -> CompilerState:
 def _key_tensor(key: int | torch.Tensor) -> torch.Tensor:
     if isinstance(key, torch.Tensor):
         if key.shape != (2,) or key.dtype != torch.uint32:
-            raise ValueError(f"Expected a key of shape [2] and dtype uint32, got {list(key.shape)} and {key.dtype}. "
-                             "Pass an integer seed, or the two words of a JAX key.")
+            raise ValueError(
+                f"Expected a key of shape [2] and dtype uint32, got {list(key.shape)} and {key.dtype}. "
+                "Pass an integer seed, or the two words of a JAX key."
+            )
         return key.detach().clone()
     if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 2**64:
         raise ValueError(f"Expected a seed 0 <= seed < 2**64, got {key!r}. Pass an integer, for example key=0.")
@@ -89,7 +91,7 @@ def _words(key: Any) -> Any:
 
 def _owner_text(state: CompilerState, token: int) -> str:
     generation = state.owners[token].generation
-    buffers = state.buffers.get(token, {})
+    buffers: Mapping[str, torch.Tensor] = state.buffers.get(token, FrozenDict())
     shown = ", ".join(f"{name} {_leaf_text(leaf)}" for name, leaf in list(buffers.items())[:4])
     more = f", and {len(buffers) - 4} more" if len(buffers) > 4 else ""
     return (f", generation {generation}" if generation else "") + (f", buffers {shown}{more}" if buffers else "")
@@ -118,15 +120,15 @@ def _flatten_with_keys(state: CompilerState) -> tuple[list[tuple[Any, Any]], Sta
 
 
 optree.register_pytree_node(
-    CompilerState,
-    lambda state: (*_flatten(state), ("buffers", "key")),
-    _unflatten,
+    CompilerState,  # type: ignore[arg-type]
+    lambda state: (*_flatten(state), ("buffers", "key")),  # type: ignore[arg-type]
+    _unflatten,  # type: ignore[arg-type]
     namespace=NAMESPACE,
 )
 torch_pytree.register_pytree_node(
     CompilerState,
     lambda state: (list(_flatten(state)[0]), _flatten(state)[1]),
-    lambda children, static: _unflatten(static, tuple(children)),  # type: ignore[arg-type]
+    lambda children, static: _unflatten(static, tuple(children)),
     serialized_type_name="scoped_fn.state.CompilerState",
     flatten_with_keys_fn=_flatten_with_keys,
 )

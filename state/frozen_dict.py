@@ -30,7 +30,9 @@ class FrozenDict(Mapping[K, V]):
         object.__setattr__(self, "_entries", dict(entries or {}))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"Expected no change to a FrozenDict, got {name!r} set. Use .set(key, value) for a new one.")
+        raise AttributeError(
+            f"Expected no change to a FrozenDict, got {name!r} set. Use .set(key, value) for a new one."
+        )
 
     def __getitem__(self, key: K) -> V:
         return self._entries[key]

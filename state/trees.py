@@ -23,7 +23,8 @@ tree_unflatten = optree.tree_unflatten
 def tree_equal(left: Any, right: Any) -> bool:
     """Returns whether two trees have one structure and equal leaves.
 
-    Tensors are equal when dtype, shape, device and every value are; NaN equals NaN. Other leaves compare by type and `==`.
+    Tensors are equal when dtype, shape, device and every value are; NaN equals NaN. Other leaves compare by type and
+    `==`.
 
     Example:
         >>> tree_equal({"a": torch.ones(2)}, {"a": torch.ones(2)})

@@ -20,7 +20,7 @@ def apply(state: CompilerState, artifact: Artifact, graph_pass: GraphPass) -> tu
 
     Args:
         state: Any state; returned as it is.
-        artifact: A `Captured`, `Joint` or `Inference`. For the graphs of a `Split` use `apply_forward`, `apply_backward`.
+        artifact: A `Captured`, `Joint` or `Inference`. For a `Split` use `apply_forward` and `apply_backward`.
         graph_pass: Takes a copy of the graph, returns a graph of the same inputs and outputs.
 
     Raises:
@@ -49,13 +49,17 @@ def apply_at(artifact: Artifact, field: str, graph_pass: GraphPass) -> Artifact:
             f"Expected an artifact with a {field!r} graph, got a {type(artifact).__name__}. "
             "Use apply on Captured, Joint or Inference, apply_forward and apply_backward on a Split."
         )
-    return replace(artifact, **{field: replace(graph, gm=_checked(graph_pass(copy_graph(graph.gm)), graph, graph_pass))})  # type: ignore[type-var]
+    return replace(
+        artifact, **{field: replace(graph, gm=_checked(graph_pass(copy_graph(graph.gm)), graph, graph_pass))}
+    )  # type: ignore[type-var]
 
 
 def _checked(gm: Any, graph: Graph, graph_pass: GraphPass) -> torch.fx.GraphModule:
     name = getattr(graph_pass, "__name__", repr(graph_pass))
     if not isinstance(gm, torch.fx.GraphModule):
-        raise SpecError(f"Expected pass {name} to return a GraphModule, got {type(gm).__name__}. Return the changed graph.")
+        raise SpecError(
+            f"Expected pass {name} to return a GraphModule, got {type(gm).__name__}. Return the changed graph."
+        )
     counts = len(gm.graph.find_nodes(op="placeholder")), len(output_values(gm))
     if counts != (len(graph.inputs), len(graph.outputs)):
         raise SpecError(

@@ -101,4 +101,6 @@ def _arguments(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
 def check_option(option: str, value: Any, allowed: tuple[Any, ...]) -> None:
     """Raises `SpecError` if an option has a value that does not exist."""
     if value not in allowed:
-        raise SpecError(f"Expected {option} to be one of {', '.join(map(repr, allowed))}, got {value!r}. Pick one of them.")
+        raise SpecError(
+            f"Expected {option} to be one of {', '.join(map(repr, allowed))}, got {value!r}. Pick one of them."
+        )

@@ -52,7 +52,7 @@ def _stand_in(node: Any) -> torch.Tensor:
     value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
     if not isinstance(value, torch.Tensor):
         raise CaptureError(
-            f"Expected outputs that are tensors or do not depend on tensor values, got {value!r} from {node}. "
+            f"Expected outputs that are tensors or independent of tensor values, got {value!r} from {node}. "
             "Return the tensor itself, without .item()."
         )
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -63,8 +63,8 @@ def _warn_about(side_effects: tuple[str, ...], source: Source) -> None:
     others = sorted({name.strip("\"'") for name in sources if "_buffers" not in name})
     if others:
         warnings.warn(
-            f"Expected {source.name} to change nothing but its buffers, got changes to Python objects: {', '.join(others)}. "
-            "A compiled function is pure and does not make them: return the values, or keep them in buffers.",
+            f"Expected {source.name} to change nothing but its buffers, got changes to Python objects: "
+            f"{', '.join(others)}. A compiled function is pure and does not make them: return the values, or keep them in buffers.",
             stacklevel=6,
         )
 

@@ -89,7 +89,7 @@ def _pieces(
     order = gm.graph.find_nodes(op="placeholder")
     by_node = dict(zip(last, values, strict=True))
     outputs = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
-    found = [by_node[o] if o in by_node else i for i, o in enumerate(outputs)]
+    found = [by_node.get(o, i) for i, o in enumerate(outputs)]
     return Pieces(gm, [by_node[node] for node in order], found), seen["result"], seen["changed"]
 
 
@@ -99,8 +99,8 @@ class _HookWatch(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if top_saved_tensors_hooks(False) is not None:
             raise CaptureError(
-                "Expected a model without checkpoint regions or saved-tensor hooks for capture='trace', which would lose "
-                "them, got one. Compile with capture='dynamo'."
+                "Expected a model without checkpoint regions or saved-tensor hooks for capture='trace', "
+                "which would lose them, got one. Compile with capture='dynamo'."
             )
         return function(*args, **(kwargs or {}))
 
@@ -118,8 +118,8 @@ def _refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[to
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             raise CaptureError(
-                f"Expected a model without custom autograd.Functions for capture='trace', which would lose their backward, "
-                f"got {type(node).__name__.removesuffix('Backward')}. Compile with capture='dynamo'."
+                "Expected a model without custom autograd.Functions for capture='trace', which would lose their "
+                f"backward, got {type(node).__name__.removesuffix('Backward')}. Compile with capture='dynamo'."
             )
         pending += [parent for parent, _ in node.next_functions if parent is not None]
 

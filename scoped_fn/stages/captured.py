@@ -60,7 +60,11 @@ class Captured:
 
     def placeholder_kind(self, index: int) -> str:
         """Returns "parameter", "buffer", "constant" or "input"."""
-        ends = {"parameter": len(self.source.params), "buffer": len(self.source.buffers), "constant": len(self.constants)}
+        ends = {
+            "parameter": len(self.source.params),
+            "buffer": len(self.source.buffers),
+            "constant": len(self.constants),
+        }
         for kind, count in ends.items():
             if index < count:
                 return kind
@@ -121,11 +125,11 @@ def normalize(pieces: Pieces, frame: Frame, output_names: Sequence[str]) -> tupl
     }
     for old, new in copies.items():
         new.meta.setdefault("example_value", old.meta.get("example_value", old.meta.get("val")))
-    raw_outputs = graph.graph_copy(pieces.gm.graph, copies)
-    outputs = [of_tensor[id(o)] if isinstance(o, torch.Tensor) else raw_outputs[o] for o in pieces.outputs]  # type: ignore[index]
+    raw_outputs: Any = graph.graph_copy(pieces.gm.graph, copies)
+    outputs = [of_tensor[id(o)] if isinstance(o, torch.Tensor) else raw_outputs[o] for o in pieces.outputs]
     graph.output(tuple(_separate(graph, outputs, nodes)))
-    if pieces.marker is not None and not raw_outputs[pieces.marker].users:  # type: ignore[index]
-        graph.erase_node(raw_outputs[pieces.marker])  # type: ignore[index]
+    if pieces.marker is not None and not raw_outputs[pieces.marker].users:
+        graph.erase_node(raw_outputs[pieces.marker])
     gm = torch.fx.GraphModule(pieces.gm, graph, class_name=frame.source.name)
     _refuse_python_numbers(gm)
     return Graph(gm, tuple(names), tuple(output_names)), constants
@@ -136,8 +140,8 @@ def with_constants_checked(constants: tuple[torch.Tensor, ...], where: str) -> t
     for tensor in constants:
         if tensor.requires_grad:
             raise CaptureError(
-                f"Expected every tensor that needs a gradient to be an argument or a parameter of {where}, got a tensor of "
-                f"shape {list(tensor.shape)} reached through a closure or a plain attribute. Pass it as an argument, "
+                f"Expected every tensor that needs a gradient to be an argument or a parameter of {where}, got a "
+                f"tensor of shape {list(tensor.shape)} reached through a closure or a plain attribute. Pass it as an argument, "
                 "register it as a parameter, or detach it."
             )
     return constants

@@ -28,9 +28,7 @@ class Compiled:
         return f"Compiled({self.graph!r})"
 
 
-def compile_forward(
-    state: CompilerState, split: Split, compiler: Backend = "eager"
-) -> tuple[CompilerState, Compiled]:
+def compile_forward(state: CompilerState, split: Split, compiler: Backend = "eager") -> tuple[CompilerState, Compiled]:
     """Returns code of the forward graph, compiled in the calling thread.
 
     Args:
@@ -42,9 +40,7 @@ def compile_forward(
     return state, compile_graph(split.forward, compiler, role)
 
 
-def compile_backward(
-    state: CompilerState, split: Split, compiler: Backend = "eager"
-) -> tuple[CompilerState, Compiled]:
+def compile_backward(state: CompilerState, split: Split, compiler: Backend = "eager") -> tuple[CompilerState, Compiled]:
     """Returns code of the backward graph. Arguments are those of `compile_forward`."""
     role = GraphRole(0, is_backward=True, torch_rng=split.joint.captured.rng == "torch")
     return state, compile_graph(split.backward, compiler, role)

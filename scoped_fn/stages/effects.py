@@ -9,7 +9,7 @@ import torch.fx
 
 from scoped_fn._errors import MutationError, RandomOpError
 from scoped_fn._graph import copy_graph, user_line
-from scoped_fn._torch import fake_mode
+from scoped_fn._torch import fake_mode, version
 from scoped_fn.stages.captured import Captured
 
 
@@ -56,14 +56,14 @@ class _WriteWatch(torch.fx.Interpreter):
 
     def __init__(self, gm: torch.fx.GraphModule, tensors: list[torch.Tensor], watched: list[int]) -> None:
         super().__init__(gm)
-        self.before = [(i, tensors[i], tensors[i]._version) for i in watched]
+        self.before = [(i, tensors[i], version(tensors[i])) for i in watched]
         self.index: int | None = None
         self.node: torch.fx.Node | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
         if self.index is None:
-            self.index = next((i for i, tensor, version in self.before if tensor._version != version), None)
+            self.index = next((i for i, tensor, before in self.before if version(tensor) != before), None)
             self.node = n if self.index is not None else None
         return result
 
@@ -73,8 +73,8 @@ def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
     for node in gm.graph.nodes:
         if _draws(node):
             raise RandomOpError(
-                f"Expected {name} to draw no random numbers, got {node.target}{user_line(node)}. Compile with rng='torch' to "
-                "draw from torch's generators, as eager does, or call model.eval() first if it is dropout."
+                f"Expected {name} to draw no random numbers, got {node.target}{user_line(node)}. Compile with "
+                "rng='torch' to draw from torch's generators, as eager does, or call model.eval() first if it is dropout."
             )
 
 

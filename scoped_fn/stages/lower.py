@@ -90,8 +90,8 @@ def lower_training(
     joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), backend)
     if not joint.tangents:
         raise SpecError(
-            f"Expected an output of {captured.source.name} that depends on a parameter or input that requires a gradient, "
-            "got none. Lower for inference instead."
+            f"Expected an output of {captured.source.name} that depends on a parameter or input that requires a "
+            "gradient, got none. Lower for inference instead."
         )
     return state, joint
 
@@ -136,7 +136,9 @@ def _export(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> E
     return exported
 
 
-def _arrange(captured: Captured, exported: ExportedGraph) -> tuple[torch.fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
+def _arrange(
+    captured: Captured, exported: ExportedGraph
+) -> tuple[torch.fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
     """Orders the outputs: the model's, the new buffers, the gradients that exist. Edits the exported graph."""
     gm, output = exported.gm, exported.gm.graph.output_node()
     values = list(zip(output_values(gm), output.meta["desc"], strict=True))
@@ -164,6 +166,6 @@ def _tangent_index(of: Any, captured: Captured, new_buffers: tuple[str, ...]) ->
     name = captured.new_buffers[of - captured.num_outputs] if isinstance(of, int) else captured.graph.inputs[of[1]]
     if not isinstance(of, int) and name in captured.new_buffers:
         raise CaptureError(
-            f"Expected buffer {name!r} to be changed in place or assigned anew, got both, with a gradient. Do one of them."
+            f"Expected buffer {name!r} to be changed in place or assigned anew, got both, with a gradient. Do one."
         )
     return captured.num_outputs + new_buffers.index(name)

@@ -11,7 +11,7 @@ import torch.fx
 
 from scoped_fn._backends import improve
 from scoped_fn._graph import Graph, copy_graph, fake_inputs, output_values
-from scoped_fn._torch import partition_with_min_cut, storage_id
+from scoped_fn._torch import partition_with_min_cut
 from scoped_fn.stages.lower import Joint
 from scoped_fn.state import CompilerState
 
@@ -63,8 +63,7 @@ def partition(
     values = fake_inputs(gm)
     primals, tangents = values[: joint.num_primals], values[joint.num_primals :]
     forward, backward = (partition_fn or partition_with_min_cut)(gm, primals, tangents, joint.num_forward)
-    _protect_saved(forward, joint.num_forward)
-    saved = tuple(node.name for node in output_values(forward)[joint.num_forward :])
+    saved = _saved_names(forward, backward, joint.num_forward)
     split = Split(
         joint,
         Graph(forward, joint.graph.inputs[: joint.num_primals], (*joint.graph.outputs[: joint.num_forward], *saved)),
@@ -74,18 +73,13 @@ def partition(
     return state, split
 
 
-def _protect_saved(forward: torch.fx.GraphModule, num_forward: int) -> None:
-    """Clones an output that shares memory with a saved tensor without being it.
-
-    Autograd notices an in-place change of a saved output, but not of a compiled view of it.
-    """
-    values = output_values(forward)
-    saved = {storage_id(node.meta["val"]): node for node in values[num_forward:]}
-    for at, node in enumerate(values[:num_forward]):
-        other = saved.get(storage_id(node.meta["val"])) if isinstance(node, torch.fx.Node) else None
-        if other is not None and other is not node:
-            with forward.graph.inserting_before(forward.graph.output_node()):
-                values[at] = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
-            values[at].meta = {"val": node.meta["val"].clone()}
-    forward.graph.output_node().args = (tuple(values),)
-    forward.recompile()
+def _saved_names(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, num_forward: int) -> tuple[str, ...]:
+    """Returns the names of the saved values; both graphs must list the same ones in the same order."""
+    given = [getattr(node, "name", repr(node)) for node in output_values(forward)[num_forward:]]
+    taken = [node.name for node in backward.graph.find_nodes(op="placeholder") if not node.name.startswith("tangents_")]
+    if given != taken:
+        raise RuntimeError(
+            f"Expected a backward graph that takes what the forward graph saves, {given}, got {taken}. "
+            "A partition function returns saved values and tangents in one order."
+        )
+    return tuple(given)
