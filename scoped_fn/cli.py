@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+import scoped_fn as sf
 from scoped_fn.demo.errors import CommandError, UsageError
 from scoped_fn.demo.gpt import HEAD_WIDTH, GPTConfig
 from scoped_fn.demo.options import TrainOptions
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser = _Parser(prog="scoped-fn", description=DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"scoped-fn {version('scoped_fn')}")
+    parser.add_argument("--version", action="version", version=f"scoped-fn {sf.__version__}")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     _add_train_options(commands.add_parser("train", help="train a small GPT on real text", description=TRAIN))
     commands.add_parser("doctor", help="show versions, device and which backends work here", description=DOCTOR)

@@ -14,7 +14,7 @@ from torch import Tensor
 import scoped_fn as sf
 from scoped_fn.demo.errors import first_line
 
-PACKAGES = ("scoped_fn", "torch", "triton", "optree", "jax", "jaxlib")
+PACKAGES = ("torch", "triton", "optree", "jax", "jaxlib")
 NO_GPU = "no GPU that torch can use, and Triton compiles for GPUs"
 NO_TRITON = "Triton is not installed"
 
@@ -32,6 +32,7 @@ def run_doctor(out: TextIO) -> int:
 def versions() -> Iterator[tuple[str, str]]:
     """Yields the name and version of Python and of each package that matters."""
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
+    yield "scoped_fn", sf.__version__
     for package in PACKAGES:
         yield package, _version(package) or "not installed"
 

@@ -1,0 +1,42 @@
+"""The files of a training run: folders before the work, results after it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from scoped_fn.demo.errors import UsageError
+from scoped_fn.demo.options import TrainOptions
+from scoped_fn.demo.report import Summary, draw_losses, write_metrics
+
+
+def make_folders(options: TrainOptions) -> None:
+    """Makes the folders that results go to, so that a bad path fails before the work.
+
+    Raises:
+        UsageError: A path cannot be made or written to.
+    """
+    _make_folder(options.out, "--out")
+    if options.checkpoint is None:
+        return
+    _make_folder(options.checkpoint.parent, "--checkpoint")
+    if options.checkpoint.is_dir():
+        raise UsageError(f"Expected a file, got the folder '{options.checkpoint}'. Check --checkpoint.")
+
+
+def write_files(summary: Summary, options: TrainOptions) -> str:
+    """Writes the picture and the numbers; returns the names of all files of the run, for a sentence."""
+    picture, metrics = options.out / "loss.png", options.out / "metrics.json"
+    draw_losses(picture, summary)
+    write_metrics(metrics, summary)
+    names = [str(path) for path in (options.checkpoint, picture, metrics) if path is not None]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _make_folder(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"Expected a folder, got '{folder}': {error.strerror}. Check {option}.") from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"Expected a folder to write to, got '{folder}'. Check {option}.")

@@ -1,0 +1,40 @@
+"""What a user may choose about a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scoped_fn.demo.gpt import GPTConfig
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of ``scoped-fn train``.
+
+    Attributes:
+        steps: Steps in the whole run, those of a resumed checkpoint included.
+        seed: Seeds weights, batches and the sampled text; below 2**32.
+        backend: ``"inductor"`` or ``"eager"``.
+        out: Folder for the loss curve and the metrics.
+        checkpoint: File to resume from and save to, or None.
+        text: File to train on, or None for Python's own manual.
+        compare: Whether to time the step of torch.compile and eager as well.
+        batch: Examples B in one step.
+        model: Size of the model; its context T is the length of one example.
+    """
+
+    steps: int = 600
+    seed: int = 0
+    backend: str = "inductor"
+    out: Path = Path("runs/train")
+    checkpoint: Path | None = None
+    text: Path | None = None
+    compare: bool = True
+    batch: int = 16
+    model: GPTConfig = field(default_factory=GPTConfig)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The number of targets that one step's loss is the mean of."""
+        return self.batch * self.model.context

@@ -1,0 +1,157 @@
+"""The command line as a user meets it: exit codes, one clear line, and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import scoped_fn as sf
+from scoped_fn import cli
+
+TINY = ("train", "--backend", "eager", "--no-compare", "--layers", "1", "--width", "32", "--context", "16")
+
+
+def one_line_of_stderr(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert "train a small GPT on real text" in shown
+    assert "doctor" in shown
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"scoped-fn {sf.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["trian"], "invalid choice: 'trian'"),
+        (["train", "--steps", "0"], "--steps: Expected a whole number of at least 1, got '0'"),
+        (["train", "--steps", "many"], "--steps: Expected a whole number of at least 1, got 'many'"),
+        (["train", "--seed", "-1"], "--seed: Expected a whole number of at least 0 and below 4294967296, got '-1'"),
+        (["train", "--width", "40"], "--width: Expected a whole number of at least 32 that 32 divides, got '40'"),
+        (["train", "--backend", "cuda"], "--backend: invalid choice: 'cuda'"),
+        (["train", "--text"], "--text: expected one argument"),
+        (["train", "--speed", "9"], "unrecognized arguments: --speed 9"),
+        (["doctor", "now"], "unrecognized arguments: now"),
+    ],
+)
+def test_bad_option(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    assert complaint in one_line_of_stderr(capsys)
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("--text missing.txt", "Expected a readable text file, got 'missing.txt': No such file or directory."),
+        ("--text folder", "Expected a readable text file, got 'folder': Is a directory."),
+        ("--text empty.txt", "Expected at least 161 bytes of text, got 0 in 'empty.txt'."),
+        ("--text short.txt", "Expected at least 161 bytes of text, got 160 in 'short.txt'."),
+        ("--out short.txt", "Expected a folder, got 'short.txt': File exists."),
+        ("--out short.txt/deep", "Expected a folder, got 'short.txt/deep': Not a directory."),
+        ("--checkpoint folder", "Expected a file, got the folder 'folder'."),
+        ("--checkpoint short.txt", "Expected a checkpoint of scoped-fn train, got 'short.txt'."),
+        ("--checkpoint other.pt", "Expected a checkpoint of scoped-fn train, got 'other.pt'."),
+    ],
+)
+def test_bad_file(
+    option: str, complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("empty.txt").touch()
+    Path("short.txt").write_text("a" * 160)
+    torch.save({"weight": torch.zeros(1)}, "other.pt")
+    assert cli.main([*TINY, *option.split()]) == 2
+    assert complaint in one_line_of_stderr(capsys)
+
+
+def test_text_of_the_least_length_is_enough(tmp_path: Path) -> None:
+    text = tmp_path / "enough.txt"
+    text.write_text("a" * 161)
+    assert cli.main([*TINY, "--steps", "1", "--text", str(text), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_checkpoint_of_other_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = [*TINY, "--steps", "1", "--out", str(tmp_path), "--checkpoint", str(tmp_path / "run.pt")]
+    assert cli.main([*run, "--seed", "7"]) == 0
+    capsys.readouterr()
+    assert cli.main([*run, "--width", "64"]) == 2
+    assert "Expected --seed 7 --width 32 as in" in (line := one_line_of_stderr(capsys))
+    assert "got --seed 0 --width 64." in line
+
+
+def test_backend_that_cannot_compile(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("\nNo working C++ compiler found.\nAnd more.")
+
+    monkeypatch.setattr(sf, "compile", fail)
+    assert cli.main([*TINY, "--out", str(tmp_path)]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "got 'eager': RuntimeError: No working C++ compiler found. Run `scoped-fn doctor`" in line
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    report = capsys.readouterr().out
+    for name in ("Python", "torch", "triton", "optree", "jax", "cpu", "cuda"):
+        assert f"\n  {name} " in report
+    assert f" {torch.__version__}\n" in report
+    findings = dict(line.split("  ", 1) for line in report.partition("backends\n  ")[2].split("\n  "))
+    assert findings["eager"].strip().startswith("works (")
+    assert findings["inductor"].strip().startswith("works (")
+    if not torch.cuda.is_available():
+        assert findings["inductor (Triton)"].strip().startswith("does not work: no GPU")
+
+
+def test_doctor_says_why_a_backend_does_not_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("\n  no compiler\nand more")
+
+    monkeypatch.setattr(sf, "compile", fail)
+    assert cli.main(["doctor"]) == 0
+    assert "  inductor           does not work: ValueError: no compiler\n" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scoped_fn", *TINY, "--steps", "1000000"]
+    run = subprocess.Popen(
+        [*command, "--checkpoint", "run.pt", "--out", "out"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with run:
+        assert run.stderr is not None
+        lines = iter(run.stderr.readline, "")
+        assert any(line.startswith("training 1/1000000  loss ") for line in lines)
+        run.send_signal(signal.SIGINT)
+        table, rest = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "Traceback" not in rest
+    last = rest.splitlines()[-1]
+    assert last.startswith("Interrupted after ")
+    assert last.endswith(" of 1000000 steps; saved run.pt, out/loss.png and out/metrics.json.")
+    made = len(json.loads((tmp_path / "out/metrics.json").read_text())["losses"])
+    assert f"{made} of 1000000" in table
+    assert len(torch.load(tmp_path / "run.pt", weights_only=True)["losses"]) == made

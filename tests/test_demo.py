@@ -1,0 +1,271 @@
+"""The training run: its parts against torch and by hand, then whole runs with a tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from scoped_fn import cli
+from scoped_fn.demo import job, train
+from scoped_fn.demo.adamw import adamw, init_moments
+from scoped_fn.demo.gpt import GPT, GPTConfig
+from scoped_fn.demo.report import printable
+from scoped_fn.demo.text import Corpus, read_corpus, training_batch, validation_batches
+
+SMALL = GPTConfig(layers=2, width=32, context=8)
+TINY = ("train", "--backend", "eager", "--layers", "1", "--width", "32", "--context", "16", "--batch", "4")
+
+
+def run(folder: Path, *options: str) -> int:
+    return cli.main([*TINY, "--out", str(folder), *options])
+
+
+def metrics(folder: Path) -> dict[str, object]:
+    return dict(json.loads((folder / "metrics.json").read_text()))
+
+
+def losses(folder: Path, *options: str) -> list[float]:
+    assert run(folder, "--no-compare", *options) == 0
+    return list(metrics(folder)["losses"])  # type: ignore[call-overload]
+
+
+# The model.
+
+
+def test_model_loss_is_the_mean_cross_entropy_of_its_logits() -> None:
+    model = GPT(SMALL)
+    tokens, targets = torch.randint(256, (2, 3, 8), generator=torch.Generator().manual_seed(0))
+    chosen = model(tokens).log_softmax(dim=-1).gather(-1, targets[..., None])
+    torch.testing.assert_close(model(tokens, targets), -chosen.mean())
+
+
+def test_model_sees_no_later_token() -> None:
+    model = GPT(SMALL)
+    tokens = torch.arange(8)[None]
+    changed = torch.where(torch.arange(8) < 5, tokens, 200)
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5], rtol=0, atol=1e-6)
+    assert not torch.allclose(before[:, 5:], after[:, 5:], atol=1e-3)
+
+
+def test_model_head_is_the_embedding() -> None:
+    names = dict(GPT(SMALL).named_parameters())
+    assert "token_embedding.weight" in names
+    assert "head.weight" not in names
+
+
+def test_model_weights_follow_the_seed_alone() -> None:
+    before = torch.get_rng_state()
+    first, again, other = GPT(SMALL, seed=1), GPT(SMALL, seed=1), GPT(SMALL, seed=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name])
+    assert not torch.equal(first.head.weight, other.head.weight)
+
+
+def test_model_starts_as_a_uniform_guess() -> None:
+    tokens = torch.randint(256, (4, 8), generator=torch.Generator().manual_seed(0))
+    assert GPT(SMALL)(tokens, tokens.roll(1, dims=1)).item() == pytest.approx(torch.tensor(256.0).log().item(), abs=0.1)
+
+
+# The optimizer.
+
+
+def test_adamw_equals_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    params = {"matrix": torch.randn(3, 4, generator=generator), "vector": torch.randn(4, generator=generator)}
+    mirror = {name: value.clone().requires_grad_() for name, value in params.items()}
+    groups = [
+        {"params": [mirror["matrix"]], "weight_decay": 0.1},
+        {"params": [mirror["vector"]], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.99))
+    moments = init_moments(params)
+    for _ in range(5):
+        grads = {name: torch.randn(value.shape, generator=generator) for name, value in params.items()}
+        moments, params = adamw(moments, params, grads, learning_rate=0.01)
+        for name, value in mirror.items():
+            value.grad = grads[name].clone()
+        optimizer.step()
+    for name, value in params.items():
+        torch.testing.assert_close(value, mirror[name].detach())
+
+
+def test_adamw_leaves_what_it_is_given() -> None:
+    params, grads = {"w": torch.ones(2, 2)}, {"w": torch.ones(2, 2)}
+    moments = init_moments(params)
+    adamw(moments, params, grads, learning_rate=0.1)
+    assert torch.equal(params["w"], torch.ones(2, 2))
+    assert torch.equal(moments.mean["w"], torch.zeros(2, 2))
+    assert torch.equal(moments.square["w"], torch.zeros(2, 2))
+
+
+def test_learning_rate_warms_up_then_falls() -> None:
+    rates = [train.learning_rate(step) for step in range(1000)]
+    assert rates.index(max(rates)) == train.WARM_UP_STEPS - 1
+    assert rates[0] == pytest.approx(max(rates) / train.WARM_UP_STEPS)
+    assert rates[4 * train.WARM_UP_STEPS - 1] == pytest.approx(max(rates) / 2)
+
+
+# The text.
+
+
+def test_default_text_is_the_python_manual() -> None:
+    corpus = read_corpus(None, context=128)
+    assert len(corpus.training) > 300_000
+    assert len(corpus.training) == pytest.approx(9 * len(corpus.validation), rel=1e-3)
+    assert b"lambda" in bytes(corpus.training.tolist())
+
+
+def test_batches_are_windows_of_the_text() -> None:
+    corpus = Corpus(torch.arange(100, dtype=torch.uint8), torch.arange(100, 140, dtype=torch.uint8))
+    tokens, targets = training_batch(corpus, seed=0, step=3, batch=500, context=4)
+    assert tokens.dtype == torch.int64
+    assert torch.equal(targets, tokens + 1)
+    assert torch.equal(tokens[:, 1:], tokens[:, :-1] + 1)
+    assert tokens.min() == 0
+    assert targets.max() == 99
+    batches = validation_batches(corpus, count=3, batch=2, context=4)
+    assert [tokens.shape for tokens, _ in batches] == [(2, 4)] * 3
+    assert batches[0][0][0, 0] == 100
+    assert batches[-1][1][-1, -1] == 139
+
+
+def test_batches_follow_seed_and_step() -> None:
+    corpus = Corpus(torch.arange(200, dtype=torch.uint8), torch.arange(50, dtype=torch.uint8))
+
+    def tokens(seed: int, step: int) -> torch.Tensor:
+        return training_batch(corpus, seed=seed, step=step, batch=8, context=4)[0]
+
+    assert torch.equal(tokens(1, 2), tokens(1, 2))
+    assert not torch.equal(tokens(1, 2), tokens(1, 3))
+    assert not torch.equal(tokens(1, 2), tokens(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (b"plain text\nnext", "plain text\nnext"),
+        ("é ü 日".encode(), "é ü 日"),
+        (b"\x1b[31mred\x00\t", ".[31mred.."),
+        (b"cut \xe2\x80", "cut ."),
+        (b"[bold]", "[bold]"),
+    ],
+)
+def test_sample_is_printable(content: bytes, shown: str) -> None:
+    assert printable(content) == shown
+
+
+# Whole runs.
+
+
+def test_a_run_leaves_table_picture_and_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "--steps", "4") == 0
+    output = capsys.readouterr()
+    for row in ("first loss", "last loss", "validation loss", "compile time", "sampled text"):
+        assert row in output.out
+    for row in ("step, scoped_fn", "step, torch.compile", "step, eager"):
+        assert row in output.out
+    assert "training 4/4  loss " in output.err
+    assert output.err.endswith(f"Done; saved {tmp_path}/loss.png and {tmp_path}/metrics.json.\n")
+    picture = (tmp_path / "loss.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+    written = metrics(tmp_path)
+    assert written["planned_steps"] == 4
+    assert len(written["losses"]) == 4  # type: ignore[arg-type]
+    assert set(written["step_ms"]) == {"scoped_fn", "torch.compile", "eager"}  # type: ignore[call-overload]
+
+
+def test_the_table_shows_markup_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "sample", lambda *_, **__: b"[bold]x[/] [/red]")
+    assert run(tmp_path, "--steps", "1", "--no-compare") == 0
+    assert "[bold]x[/] [/red]" in capsys.readouterr().out
+
+
+def test_a_run_learns(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 50)
+    trained = losses(tmp_path, "--steps", "150", "--text", str(text))
+    assert trained[0] > 5
+    assert trained[-1] < 1
+    assert metrics(tmp_path)["validation_loss"] == pytest.approx(trained[-1], abs=0.5)
+
+
+def test_same_seed_same_losses(tmp_path: Path) -> None:
+    first = losses(tmp_path, "--steps", "3", "--seed", "5")
+    torch.rand(3)  # the process's own generator has no say
+    assert losses(tmp_path, "--steps", "3", "--seed", "5") == first
+    assert losses(tmp_path, "--steps", "3", "--seed", "6") != first
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole, parts = ("--checkpoint", str(tmp_path / "whole.pt")), ("--checkpoint", str(tmp_path / "parts.pt"))
+    expected = losses(tmp_path, "--steps", "6", *whole)
+    assert losses(tmp_path, "--steps", "2", *parts) == expected[:2]
+    assert losses(tmp_path, "--steps", "6", *parts) == expected
+    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ("whole.pt", "parts.pt"))
+    for part in ("params", "mean", "square"):
+        for name, value in one[part].items():
+            assert torch.equal(value, other[part][name])
+
+
+def test_a_finished_run_is_only_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = ("--checkpoint", str(tmp_path / "run.pt"))
+    expected = losses(tmp_path, "--steps", "3", *checkpoint)
+    capsys.readouterr()
+    assert losses(tmp_path, "--steps", "2", *checkpoint) == expected
+    output = capsys.readouterr()
+    assert "training" not in output.err
+    assert "no step was left to make" in output.out
+
+
+def test_ctrl_c_between_steps_saves_what_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = losses(tmp_path, "--steps", "5")
+    options = ("--steps", "5", "--checkpoint", str(tmp_path / "run.pt"))
+
+    with monkeypatch.context() as patch:
+        original = train.learning_rate
+        patch.setattr(train, "learning_rate", lambda step: interrupt() if step == 2 else original(step))
+        capsys.readouterr()
+        assert run(tmp_path, *options) == 130
+    output = capsys.readouterr()
+    assert "Interrupted after 2 of 5 steps; saved " in output.err.splitlines()[-1]
+    assert "2 of 5" in output.out
+    assert metrics(tmp_path)["losses"] == expected[:2]
+    assert metrics(tmp_path)["step_ms"] == {}
+    assert losses(tmp_path, *options) == expected
+
+
+def test_ctrl_c_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "learning_rate", interrupt)
+    assert run(tmp_path, "--steps", "5") == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "scoped-fn: interrupted before there was anything to save."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_comparing_keeps_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "compare_steps", interrupt)
+    assert run(tmp_path, "--steps", "2") == 130
+    assert "Interrupted after 2 of 2 steps; saved " in capsys.readouterr().err.splitlines()[-1]
+    assert metrics(tmp_path)["validation_loss"] is not None
+
+
+def test_a_run_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    random, threads, grad = torch.get_rng_state(), torch.get_num_threads(), torch.is_grad_enabled()
+    assert run(tmp_path, "--steps", "1") == 0
+    assert torch.equal(torch.get_rng_state(), random)
+    assert (torch.get_num_threads(), torch.is_grad_enabled()) == (threads, grad)
+
+
+def interrupt(*_: object, **__: object) -> float:
+    raise KeyboardInterrupt
