@@ -12,7 +12,13 @@ import torch.fx
 
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import copy_graph, fake_inputs, output_values
-from scoped_fn._torch import compile_with_inductor, inductor_decompositions, inductor_options, run_joint_passes
+from scoped_fn._torch import (
+    compile_with_inductor,
+    decompose,
+    inductor_decompositions,
+    inductor_options,
+    run_joint_passes,
+)
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Code = Callable[[list[Any]], Sequence[Any]]
@@ -29,6 +35,7 @@ class GraphRole:
         is_inference: A graph of which no gradient is taken.
         torch_rng: Random ops draw from torch's generators.
         whole: The graph did not come out of a partition, so the backend has not improved it yet.
+        lowered_for: The backend whose decompositions the graph was traced with.
     """
 
     num_visible: int
@@ -36,6 +43,7 @@ class GraphRole:
     is_inference: bool = False
     torch_rng: bool = False
     whole: bool = False
+    lowered_for: Backend = "eager"
 
 
 def check_backend(backend: Any) -> None:
@@ -69,9 +77,11 @@ def make_code(backend: Backend, gm: torch.fx.GraphModule, role: GraphRole) -> Co
     """Returns code that runs the graph on a list of tensors. Does not edit `gm`."""
     check_backend(backend)
     gm = copy_graph(gm)
+    if backend == "inductor" and role.lowered_for != "inductor":
+        gm = decompose(gm, fake_inputs(gm))
     examples = fake_inputs(gm)
     if not any(isinstance(value, torch.fx.Node) for value in output_values(gm)):
-        return _positional(gm)  # nothing to compute: Inductor refuses such a graph
+        return _positional(gm.forward)  # nothing to compute: Inductor refuses such a graph
     if backend == "inductor":
         gm = improve(backend, gm, torch_rng=role.torch_rng) if role.whole else gm
         with inductor_options(torch_rng=role.torch_rng):
@@ -83,7 +93,7 @@ def make_code(backend: Backend, gm: torch.fx.GraphModule, role: GraphRole) -> Co
                 is_inference=role.is_inference,
             )
     if backend == "eager":
-        return _positional(gm)
+        return _positional(gm.forward)
     return _positional(backend(gm, examples))  # type: ignore[operator]
 
 

@@ -14,6 +14,7 @@ from scoped_fn.passes import Passes
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.assemble import assemble_inference, assemble_training
 from scoped_fn.stages.capture import capture as capture_stage
+from scoped_fn.stages.capture import check_type
 from scoped_fn.state import CompilerState
 
 
@@ -60,6 +61,7 @@ def compile(
     """
     check_state(state)
     check_backend(backend)
+    check_type("passes as", passes, Passes, "Write sf.Passes(joint=my_pass).")
     plan = Plan(backend, passes, capture)
     with normal_mode(torch.is_grad_enabled()):
         state, captured = capture_stage(state, model_or_fn, inputs, kwargs, name=name, mode=capture, rng=rng)

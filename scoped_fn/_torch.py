@@ -50,6 +50,7 @@ __all__ = [
     "capture_with_dynamo",
     "compile_lock",
     "compile_with_inductor",
+    "decompose",
     "disable_autocast",
     "export_with_aot",
     "fake_mode",
@@ -190,6 +191,14 @@ def partition_with_min_cut(
 def inductor_decompositions() -> Any:
     """Returns the decompositions that Inductor wants to be traced with."""
     return select_decomp_table()
+
+
+def decompose(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """Returns a flat ATen graph traced again with Inductor's decompositions."""
+    with _fake_mode_of(example_inputs), torch.no_grad():
+        traced = make_fx(gm.forward, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)
+        result: torch.fx.GraphModule = traced(*example_inputs)
+    return result
 
 
 @contextmanager

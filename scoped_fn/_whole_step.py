@@ -70,7 +70,9 @@ class WholeStep:
             joint = lower_joint(captured, (*wanted[:start], *constants, *wanted[start:]), plan.backend)
             state, joint = apply(state, joint, plan.passes.joint)
             graph, whole = _one_graph(state, joint, plan)
-            role = GraphRole(len(graph.outputs), torch_rng=captured.rng == "torch", whole=whole)
+            role = GraphRole(
+                len(graph.outputs), torch_rng=captured.rng == "torch", whole=whole, lowered_for=plan.backend
+            )
             compiled = compile_graph(graph, plan.backend, role)
         fn._memo.compiled_graphs += 1
         at = {i if i < start else i - len(constants): joint.num_forward + n for n, i in enumerate(joint.grads)}

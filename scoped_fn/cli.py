@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"scoped-fn: {error}\n")
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
-        sys.stderr.write("scoped-fn: interrupted before there was anything to save.\n")
+        sys.stderr.write("scoped-fn: interrupted.\n")
         return 130
 
 

@@ -55,6 +55,11 @@ class CompilerState:
         lines += [f"  owner {token}: {owner.name}{_owner_text(self, token)}" for token, owner in self.owners.items()]
         return "\n".join(lines) + ")"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # torch cannot unpickle uint32 tensors (2.13), so the key travels as int64.
+        key = self.key.to(torch.int64) if _is_key(self.key) else self.key
+        return _from_parts, (self.owners, self.next_token, self.buffers, key)
+
 
 def init_state(*, key: int | torch.Tensor = 0) -> CompilerState:
     """Returns an empty state.
@@ -83,6 +88,15 @@ def _key_tensor(key: int | torch.Tensor) -> torch.Tensor:
     if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 2**64:
         raise ValueError(f"Expected a seed 0 <= seed < 2**64, got {key!r}. Pass an integer, for example key=0.")
     return torch.tensor([key >> 32, key & 0xFFFFFFFF], dtype=torch.uint32)
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, torch.Tensor) and key.dtype == torch.uint32
+
+
+def _from_parts(owners: Any, next_token: int, buffers: Any, key: Any) -> CompilerState:
+    whole = isinstance(key, torch.Tensor) and key.dtype == torch.int64
+    return CompilerState(owners, next_token, buffers, key.to(torch.uint32) if whole else key)
 
 
 def _words(key: Any) -> Any:

@@ -20,6 +20,8 @@ def identity(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def chain(*passes: GraphPass) -> GraphPass:
     """Returns the pass that applies the given ones from left to right; `chain()` is `identity`."""
+    for given in passes:
+        check_pass(given)
     kept = [p for p in passes if p is not identity]
     if not kept:
         return identity
@@ -30,6 +32,12 @@ def chain(*passes: GraphPass) -> GraphPass:
         return gm
 
     return chained
+
+
+def check_pass(graph_pass: object) -> None:
+    """Raises `TypeError` unless the object can be called."""
+    if not callable(graph_pass):
+        raise TypeError(f"Expected a pass, a function (gm) -> gm, got {graph_pass!r}. Pass a function.")
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,10 @@ class Passes:
     joint: GraphPass = identity
     forward: GraphPass = identity
     backward: GraphPass = identity
+
+    def __post_init__(self) -> None:
+        for graph_pass in (self.captured, self.joint, self.forward, self.backward):
+            check_pass(graph_pass)
 
 
 __all__ = ["GraphPass", "Passes", "chain", "identity"]

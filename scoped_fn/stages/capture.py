@@ -13,6 +13,7 @@ from scoped_fn._errors import SpecError
 from scoped_fn._source import Source, make_source
 from scoped_fn._specs import plain, spec_of
 from scoped_fn._structure import Structure, flatten, paths, unflatten
+from scoped_fn._torch import compile_lock
 from scoped_fn.stages.capture_dynamo import capture_dynamo
 from scoped_fn.stages.capture_trace import capture_trace
 from scoped_fn.stages.captured import Captured, Frame, Pieces, normalize
@@ -49,8 +50,9 @@ def capture(
     """
     check_option("capture", mode, tuple(name for name, _ in MODES))
     check_option("rng", rng, (None, "torch"))
-    if not isinstance(inputs, tuple):
-        raise SpecError(f"Expected inputs as a tuple of arguments, got a {type(inputs).__name__}. Write (x,) for one.")
+    check_type("inputs as", inputs, tuple, "Write (x,) for one argument.")
+    check_type("kwargs as", kwargs if kwargs is not None else {}, dict, "Pass keyword arguments by name.")
+    check_type("name as", name if name is not None else "", str, "Pass a text, or nothing.")
     source = make_source(model_or_fn, name)
     tensors, structure = flatten((inputs, dict(sorted((kwargs or {}).items()))), "inputs")
     owner = state.next_token
@@ -69,7 +71,8 @@ def capture_call(
     specs = [spec_of(plain(tensor), name) for tensor, name in zip(tensors, names, strict=True)]
     # Fresh tensor objects: one input passed twice, or a parameter passed as an input, must stay separate inputs.
     fresh = [plain(tensor).data.requires_grad_(tensor.requires_grad) for tensor in tensors]
-    pieces, result, new_buffers = dict(MODES)[mode](source, structure, fresh)
+    with compile_lock:
+        pieces, result, new_buffers = dict(MODES)[mode](source, structure, fresh)
     frame = Frame(source, fresh, names)
     found, out_structure = flatten(result, "outputs")
     out_names = ["out" + path for path in paths(result)]
@@ -96,6 +99,12 @@ def _arguments(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     positional = [(named[i] if i < len(named) else f"args[{i}]", value) for i, value in enumerate(args)]
     return [*positional, *kwargs.items()]
+
+
+def check_type(what: str, value: Any, kind: type, advice: str) -> None:
+    """Raises `SpecError` if a value has another type."""
+    if not isinstance(value, kind):
+        raise SpecError(f"Expected {what} a {kind.__name__}, got a {type(value).__name__}. {advice}")
 
 
 def check_option(option: str, value: Any, allowed: tuple[Any, ...]) -> None:

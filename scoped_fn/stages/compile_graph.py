@@ -36,13 +36,17 @@ def compile_forward(state: CompilerState, split: Split, compiler: Backend = "eag
         split: A partitioned graph, lowered for the same backend.
         compiler: "inductor", "eager", or `(gm, example_inputs) -> callable`, whose exceptions come through.
     """
-    role = GraphRole(split.joint.num_forward, torch_rng=split.joint.captured.rng == "torch")
+    role = GraphRole(
+        split.joint.num_forward, torch_rng=split.joint.captured.rng == "torch", lowered_for=split.joint.backend
+    )
     return state, compile_graph(split.forward, compiler, role)
 
 
 def compile_backward(state: CompilerState, split: Split, compiler: Backend = "eager") -> tuple[CompilerState, Compiled]:
     """Returns code of the backward graph. Arguments are those of `compile_forward`."""
-    role = GraphRole(0, is_backward=True, torch_rng=split.joint.captured.rng == "torch")
+    role = GraphRole(
+        0, is_backward=True, torch_rng=split.joint.captured.rng == "torch", lowered_for=split.joint.backend
+    )
     return state, compile_graph(split.backward, compiler, role)
 
 
@@ -51,7 +55,9 @@ def compile_inference(
 ) -> tuple[CompilerState, Compiled]:
     """Returns code of the inference graph. Arguments are those of `compile_forward`."""
     rng = inference.captured.rng == "torch"
-    role = GraphRole(len(inference.graph.outputs), is_inference=True, torch_rng=rng, whole=True)
+    role = GraphRole(
+        len(inference.graph.outputs), is_inference=True, torch_rng=rng, whole=True, lowered_for=inference.backend
+    )
     return state, compile_graph(inference.graph, compiler, role)
 
 

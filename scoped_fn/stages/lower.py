@@ -11,7 +11,7 @@ import torch.fx
 from scoped_fn._backends import Backend, check_backend, decompositions, tracing_options
 from scoped_fn._errors import CaptureError, SpecError
 from scoped_fn._graph import Graph, copy_graph, output_values
-from scoped_fn._torch import ExportedGraph, export_with_aot, fake_mode
+from scoped_fn._torch import ExportedGraph, compile_lock, export_with_aot, fake_mode
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.effects import refuse_mutation, refuse_random_ops
 from scoped_fn.state import CompilerState
@@ -123,7 +123,7 @@ def _export(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> E
     torch_rng = captured.rng == "torch"
     mode = fake_mode()
     try:
-        with torch.set_grad_enabled(any(wanted)), tracing_options(backend, torch_rng=torch_rng):
+        with compile_lock, torch.set_grad_enabled(any(wanted)), tracing_options(backend, torch_rng=torch_rng):
             with mode:
                 fakes = [replace(s, requires_grad=w).fake() for s, w in zip(captured.specs, wanted, strict=True)]
             exported = export_with_aot(gm, fakes, decompositions(backend))

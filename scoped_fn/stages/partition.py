@@ -11,7 +11,7 @@ import torch.fx
 
 from scoped_fn._backends import improve
 from scoped_fn._graph import Graph, copy_graph, fake_inputs, output_values
-from scoped_fn._torch import partition_with_min_cut
+from scoped_fn._torch import compile_lock, partition_with_min_cut
 from scoped_fn.stages.lower import Joint
 from scoped_fn.state import CompilerState
 
@@ -59,10 +59,11 @@ def partition(
         partition_fn: `(gm, primals, tangents, num_forward_outputs) -> (forward, backward)` on a copy of the graph. By
             default a minimum cut that recomputes what is cheap, and what checkpoint regions ask for.
     """
-    gm = improve(joint.backend, copy_graph(joint.graph.gm), torch_rng=joint.captured.rng == "torch")
-    values = fake_inputs(gm)
-    primals, tangents = values[: joint.num_primals], values[joint.num_primals :]
-    forward, backward = (partition_fn or partition_with_min_cut)(gm, primals, tangents, joint.num_forward)
+    with compile_lock:
+        gm = improve(joint.backend, copy_graph(joint.graph.gm), torch_rng=joint.captured.rng == "torch")
+        values = fake_inputs(gm)
+        primals, tangents = values[: joint.num_primals], values[joint.num_primals :]
+        forward, backward = (partition_fn or partition_with_min_cut)(gm, primals, tangents, joint.num_forward)
     saved = _saved_names(forward, backward, joint.num_forward)
     split = Split(
         joint,
