@@ -1,0 +1,296 @@
+"""Backward through a compiled function: autograd, `value_and_grad`, custom rules, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import scoped_fn as sf
+from tests.helpers import assert_disjoint, assert_same, assert_trains_like_eager, compiled, fresh, unchanged
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "inductor"])
+
+
+class Loss(nn.Module):
+    """A small regression loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (self.layers(x) - target).square().mean()
+
+
+def _batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(6, 3, generator=generator), torch.randn(6, 1, generator=generator)
+
+
+@BACKENDS
+def test_value_and_grad_equals_eager(backend: str) -> None:
+    model, batch = Loss(), _batch()
+    state, fn = compiled(model, batch, backend=backend)
+    params = fresh(fn.params)
+    with unchanged(params, batch, model.state_dict()):
+        after, (value, grads) = sf.value_and_grad(fn)(state, params, *batch)
+    expected = model(*batch)
+    expected.backward()
+    assert after is state
+    assert type(grads) is dict
+    assert_same(value, expected.detach(), rtol=1e-5, atol=1e-6)
+    assert_same(grads, {name: one.grad for name, one in model.named_parameters()}, rtol=1e-5, atol=1e-6)
+    assert not value.requires_grad
+    assert all(one.grad is None for one in params.values())
+    assert_disjoint(value, grads, params, batch)
+
+
+def test_value_and_grad_is_one_compiled_graph() -> None:
+    batch = _batch()
+    state, fn = compiled(Loss(), batch)
+    step = sf.value_and_grad(fn)
+    state, _ = step(state, fn.params, *batch)
+    graphs, calls = fn.cache_info().compiled_graphs, fn.cache_info().compiled_calls
+    for _ in range(3):
+        state, _ = step(state, fn.params, *batch)
+    assert fn.cache_info().compiled_graphs == graphs
+    assert fn.cache_info().compiled_calls == calls + 3
+    assert fn.cache_info().eager_calls == 0
+
+
+def test_value_and_grad_trains_a_model() -> None:
+    torch.manual_seed(0)
+    batch = _batch()
+    state, fn = compiled(Loss(), batch)
+    step, params, values = sf.value_and_grad(fn), dict(fn.params), []
+    for _ in range(40):
+        state, (value, grads) = step(state, params, *batch)
+        params = {name: (one - 0.1 * grads[name]).detach() for name, one in params.items()}
+        values.append(value.item())
+    assert values[-1] < 0.8 * values[0]
+
+
+def test_value_and_grad_works_under_no_grad() -> None:
+    batch = _batch()
+    state, fn = compiled(Loss(), batch)
+    _, expected = sf.value_and_grad(fn)(state, fn.params, *batch)
+    with torch.no_grad():
+        _, ours = sf.value_and_grad(fn)(state, fn.params, *batch)
+    assert_same(ours, expected)
+
+
+def test_value_and_grad_of_a_function_takes_its_first_argument() -> None:
+    x, y = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    state, fn = compiled(lambda x, y: (x * x * y).sum(), (x, y))
+    assert_same(sf.value_and_grad(fn)(state, x, y)[1], (torch.tensor(19.0), 2 * x * y))
+    assert_same(sf.value_and_grad(fn, argnums=1)(state, x, y)[1], (torch.tensor(19.0), x * x))
+
+
+def test_value_and_grad_gives_the_structure_of_the_argument() -> None:
+    tree = {"a": [torch.ones(2), torch.ones(3)], "b": torch.tensor(2.0)}
+    state, fn = compiled(lambda tree: tree["a"][0].sum() * tree["b"], (tree,))
+    _, (_, grads) = sf.value_and_grad(fn)(state, tree)
+    assert_same(grads, {"a": [torch.full((2,), 2.0), torch.zeros(3)], "b": torch.tensor(2.0)})
+
+
+@BACKENDS
+def test_value_and_grad_carries_what_else_comes_out(backend: str) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        return x.square().sum(), {"double": x * 2, "note": "kept"}
+
+    x = torch.tensor([1.0, 2.0])
+    state, fn = compiled(function, (x,), backend=backend)
+    _, ((value, extra), grads) = sf.value_and_grad(fn, has_aux=True)(state, x)
+    assert_same(value, torch.tensor(5.0))
+    assert_same(extra, {"double": x * 2, "note": "kept"})
+    assert_same(grads, 2 * x)
+
+
+def test_value_and_grad_threads_buffers() -> None:
+    class Normed(Loss):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    model, batch = Normed(), _batch()
+    twin = copy.deepcopy(model)
+    state, fn = compiled(model, batch)
+    for _ in range(2):
+        state, (value, grads) = sf.value_and_grad(fn)(state, fn.params, *batch)
+        twin.zero_grad()
+        expected = twin(*batch)
+        expected.backward()
+        assert_same(value, expected.detach(), rtol=1e-5, atol=1e-6)
+        assert_same(grads, {name: one.grad for name, one in twin.named_parameters()}, rtol=1e-5, atol=1e-6)
+    assert_same(dict(state.buffers[fn.owner]), dict(twin.named_buffers()), rtol=1e-5, atol=1e-6)
+
+
+def test_value_and_grad_of_a_users_own_stateful_function() -> None:
+    batch = _batch()
+    model = Loss()
+    state, fn = compiled(model, batch)
+
+    def penalised(state: sf.CompilerState, params: Any, *batch: torch.Tensor) -> Any:
+        state, loss = fn(state, params, *batch)
+        return state, loss + sum(one.square().sum() for one in params.values())
+
+    _, (value, grads) = sf.value_and_grad(penalised)(state, fn.params, *batch)
+    expected = model(*batch) + sum(one.square().sum() for one in model.parameters())
+    expected.backward()
+    assert_same(value, expected.detach(), rtol=1e-5, atol=1e-6)
+    assert_same(grads, {name: one.grad for name, one in model.named_parameters()}, rtol=1e-5, atol=1e-6)
+
+
+@BACKENDS
+def test_retain_graph_gives_the_same_gradient_twice(backend: str) -> None:
+    model, batch = Loss(), _batch()
+    state, fn = compiled(model, batch, backend=backend)
+    loss = fn(state, fn.params, *batch)[1]
+    first = torch.autograd.grad(loss, list(fn.params.values()), retain_graph=True)
+    second = torch.autograd.grad(loss, list(fn.params.values()))
+    assert_same(first, second)
+    with pytest.raises(RuntimeError, match="(?i)second time|already been freed"):
+        torch.autograd.grad(loss, list(fn.params.values()))
+
+
+def test_only_the_gradients_asked_for() -> None:
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    state, fn = compiled(lambda x, y: (x * 2, y * 3), (x, y))
+    _, (first, second) = fn(state, x, y)
+    assert_same(torch.autograd.grad(first.sum(), x, retain_graph=True)[0], torch.full((2,), 2.0))
+    assert_same(torch.autograd.grad(second.sum(), y)[0], torch.full((2,), 3.0))
+
+
+def test_second_derivatives_are_refused_in_words() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    state, fn = compiled(lambda x: (x**3).sum(), (x,))
+    with pytest.raises(RuntimeError, match=r"(?i)Expected .*(second|double|higher)"):
+        (gradient,) = torch.autograd.grad(fn(state, x)[1], x, create_graph=True)
+        torch.autograd.grad(gradient.sum(), x)
+
+
+# torch.func's forward mode scripts its own helpers where it is first used.
+TORCH_SCRIPTS = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+@TORCH_SCRIPTS
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.hessian, torch.func.jacrev],
+                         ids=lambda transform: transform.__name__)  # fmt: skip
+def test_torch_func_over_a_compiled_function_is_refused_in_words(transform: Any) -> None:
+    x = torch.tensor([1.0, 2.0])
+    state, fn = compiled(lambda x: (x**2).sum(-1), (x,))
+    with pytest.raises((RuntimeError, TypeError), match=r"Expected .*torch\.func"):
+        transform(lambda x: fn(state, x)[1])(x if transform is not torch.func.vmap else torch.ones(3, 2))
+
+
+@TORCH_SCRIPTS
+def test_forward_mode_tangents_are_refused_not_dropped() -> None:
+    x = torch.tensor([1.0, 2.0])
+    state, fn = compiled(lambda x: (x**2).sum(), (x,))
+    with pytest.raises((RuntimeError, TypeError), match="Expected"):
+        torch.func.jvp(lambda x: fn(state, x)[1], (x,), (torch.ones(2),))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises((RuntimeError, TypeError), match="Expected"):
+        fn(state, torch.autograd.forward_ad.make_dual(x, torch.ones(2)))
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounds; its gradient is ten times the identity, which no tracing of the forward could find."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 10
+
+
+@BACKENDS
+def test_a_custom_function_keeps_its_own_backward(backend: str) -> None:
+    x = torch.tensor([0.4, 1.6], requires_grad=True)
+    state, fn = compiled(lambda x: StraightThrough.apply(x * 2).sum(), (x,), backend=backend)
+    _, out = fn(state, x)
+    assert_same(out.detach(), torch.tensor(4.0))
+    out.backward()
+    assert_same(x.grad, torch.full((2,), 20.0))
+    assert_same(sf.value_and_grad(fn)(state, x.detach())[1][1], torch.full((2,), 20.0))
+
+
+def test_torch_func_inside_the_model_is_kept() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda y: (y**3).sum())(x) + torch.func.vmap(torch.sum)(x.view(2, 1))
+
+    x = torch.tensor([1.0, 2.0])
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            state, fn = compiled(function, (x,))
+            assert_same(fn(state, x)[1], 3 * x**2 + x)
+    leaf = x.clone().requires_grad_()
+    fn(state, leaf)[1].sum().backward()
+    assert_same(leaf.grad, 6 * x + 1)
+
+
+@BACKENDS
+def test_a_checkpointed_model_trains_like_eager(backend: str) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
+            self.second = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = checkpoint(self.first, x, use_reentrant=False)
+            return checkpoint(self.second, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    assert_trains_like_eager(Checkpointed(), (torch.randn(5, 4, requires_grad=True),), backend=backend)
+
+
+def test_detached_parts_get_no_gradient() -> None:
+    x = torch.tensor([2.0], requires_grad=True)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            frozen = x * 5
+        return x * frozen, frozen
+
+    state, fn = compiled(function, (x,))
+    _, (out, frozen) = fn(state, x)
+    assert not frozen.requires_grad
+    out.sum().backward()
+    assert_same(x.grad, torch.tensor([10.0]))
+
+
+def test_a_hook_on_a_parameter_runs() -> None:
+    model, batch = Loss(), _batch()
+    state, fn = compiled(model, batch)
+    seen: list[torch.Size] = []
+    handle = fn.params["layers.0.weight"].register_hook(lambda gradient: seen.append(gradient.shape))
+    fn(state, fn.params, *batch)[1].backward()
+    handle.remove()
+    assert seen == [model.layers[0].weight.shape]
+
+
+def test_saved_tensor_hooks_around_a_call_work() -> None:
+    model, batch = Loss(), _batch()
+    state, fn = compiled(model, batch)
+    packed: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor.numel())
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = fn(state, fn.params, *batch)[1]
+    loss.backward()
+    ours = {name: one.grad for name, one in fn.params.items()}
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    twin(*batch).backward()
+    assert packed
+    assert_same(ours, {name: one.grad for name, one in twin.named_parameters()}, rtol=1e-5, atol=1e-6)
