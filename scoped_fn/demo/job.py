@@ -81,8 +81,9 @@ def _failure_in_one_line(backend: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        reason = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
         raise CommandError(
-            f"Expected a backend that compiles here, got '{backend}': {type(error).__name__}: {first_line(error)} "
+            f"Expected a backend that compiles here, got '{backend}': {reason}. "
             "Run `scoped-fn doctor` to see which do; `--backend eager` needs no compiler."
         ) from error
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-SMOOTHING = 0.9
+NEIGHBOURS = 10
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,15 @@ def write_metrics(path: Path, summary: Summary) -> None:
 
 
 def draw_losses(path: Path, summary: Summary) -> None:
-    """Draws the loss of each step, its running mean and the validation loss into a PNG."""
+    """Draws the loss of each step, its mean over neighbouring steps and the validation loss into a PNG."""
     # A Figure of its own: pyplot would keep it, and a chosen backend, in global state.
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     steps = range(1, len(summary.losses) + 1)
     axes.plot(steps, summary.losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
-    axes.plot(steps, _running_mean(summary.losses), color="tab:blue", linewidth=2, label="running mean")
+    axes.plot(
+        steps, _smoothed(summary.losses), color="tab:blue", linewidth=2, label=f"mean of {2 * NEIGHBOURS + 1} steps"
+    )
     if summary.validation_loss is not None:
         label = f"validation after the last step: {summary.validation_loss:.2f}"
         axes.axhline(summary.validation_loss, color="tab:orange", linestyle="--", label=label)
@@ -104,8 +106,7 @@ def _loss(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.3f} nats per byte"
 
 
-def _running_mean(losses: tuple[float, ...]) -> list[float]:
-    means = [losses[0]]
-    for loss in losses[1:]:
-        means.append(SMOOTHING * means[-1] + (1 - SMOOTHING) * loss)
-    return means
+def _smoothed(losses: tuple[float, ...]) -> list[float]:
+    """Returns for each step the mean loss of the steps around it; it does not lag behind a falling loss."""
+    around = (losses[max(0, step - NEIGHBOURS) : step + NEIGHBOURS + 1] for step in range(len(losses)))
+    return [sum(each) / len(each) for each in around]
