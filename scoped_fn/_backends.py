@@ -23,6 +23,7 @@ from scoped_fn._torch import (
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Code = Callable[[list[Any]], Sequence[Any]]
 Backend = str | Compiler
+Strides = Sequence[tuple[int, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,24 @@ def improve(backend: Backend, gm: torch.fx.GraphModule, *, torch_rng: bool) -> t
         return run_joint_passes(gm, fake_inputs(gm))
 
 
-def make_code(backend: Backend, gm: torch.fx.GraphModule, role: GraphRole) -> Code:
-    """Returns code that runs the graph on a list of tensors. Does not edit `gm`."""
+def make_code(
+    backend: Backend, gm: torch.fx.GraphModule, role: GraphRole, input_strides: Strides = ()
+) -> tuple[Code, Strides]:
+    """Returns code that runs the graph on a list of tensors, and the strides of what it returns, where it chose them.
+
+    Args:
+        backend: A backend.
+        gm: A flat ATen graph; it is not edited.
+        role: What the graph is for.
+        input_strides: Strides of the first inputs, where they differ from those that the graph was traced with.
+    """
     check_backend(backend)
     gm = copy_graph(gm)
     if backend == "inductor" and role.lowered_for != "inductor":
         gm = decompose(gm, fake_inputs(gm))
-    examples = fake_inputs(gm)
+    examples = _restrided(fake_inputs(gm), input_strides)
     if not any(isinstance(value, torch.fx.Node) for value in output_values(gm)):
-        return _positional(gm.forward)  # nothing to compute: Inductor refuses such a graph
+        return _positional(gm.forward), ()  # nothing to compute: Inductor refuses such a graph
     if backend == "inductor":
         gm = improve(backend, gm, torch_rng=role.torch_rng) if role.whole else gm
         with inductor_options(torch_rng=role.torch_rng):
@@ -93,8 +103,17 @@ def make_code(backend: Backend, gm: torch.fx.GraphModule, role: GraphRole) -> Co
                 is_inference=role.is_inference,
             )
     if backend == "eager":
-        return _positional(gm.forward)
-    return _positional(backend(gm, examples))  # type: ignore[operator]
+        return _positional(gm.forward), ()
+    return _positional(backend(gm, examples)), ()  # type: ignore[operator]
+
+
+def _restrided(fakes: list[Any], strides: Strides) -> list[Any]:
+    """Returns the fake inputs with the strides that they will really have."""
+    known = [*strides, *[None] * (len(fakes) - len(strides))]
+    return [
+        fake if stride is None or fake.stride() == stride else fake.as_strided(fake.shape, stride)
+        for fake, stride in zip(fakes, known, strict=True)
+    ]
 
 
 def _positional(function: Callable[..., Any]) -> Code:

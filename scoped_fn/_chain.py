@@ -39,7 +39,7 @@ def compile_captured(state: CompilerState, captured: Captured, plan: Plan) -> tu
         if joint.tangents:
             state, split = split_joint(state, joint, plan)
             state, forward = compile_forward(state, split, plan.backend)
-            state, backward = compile_backward(state, split, plan.backend)
+            state, backward = compile_backward(state, split, plan.backend, forward=forward)
             return state, Training(split, forward, backward)
     state, inference = lower_inference(state, captured, backend=plan.backend)
     state, inference = apply(state, inference, plan.passes.forward)

@@ -138,6 +138,7 @@ class TrainingCode:
         plain_outputs: Indices of the results that carry no gradient.
         tangents: For each tangent, the result it belongs to and the spec that the backward was compiled for.
         grads: For each gradient, the argument it belongs to, constants not counted.
+        restrided: Saved values that the backward takes with other strides than the forward gives, and those strides.
         watched: Arguments and results whose memory a saved tensor shares: they are saved too, so that autograd notices
             if they are changed in place before the backward.
     """
@@ -151,6 +152,7 @@ class TrainingCode:
     plain_outputs: tuple[int, ...]
     tangents: tuple[tuple[int, TensorSpec], ...]
     grads: tuple[int, ...]
+    restrided: tuple[tuple[int, tuple[int, ...]], ...]
     watched: tuple[tuple[int, ...], tuple[int, ...]]
 
     def launch(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -183,7 +185,10 @@ class _Differentiable(torch.autograd.Function):
                 "Compile the function that takes the derivative, or differentiate the model itself."
             )
         tangents = [_tangent(cotangents[i], spec) for i, spec in training.tangents]
-        grads = launch_code(training.memo, training.backward, [*ctx.saved_tensors[: ctx.num_saved], *tangents])
+        saved = list(ctx.saved_tensors[: ctx.num_saved])
+        for i, stride in training.restrided:
+            saved[i] = _with_stride(saved[i], stride)
+        grads = launch_code(training.memo, training.backward, [*saved, *tangents])
         result: list[torch.Tensor | None] = [None] * ctx.num_tensors
         for i, grad in zip(training.grads, grads, strict=True):
             result[i] = grad
@@ -195,9 +200,12 @@ def _tangent(cotangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     if cotangent is None:
         return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).zero_()
     cotangent = cotangent.resolve_conj().resolve_neg()
-    if cotangent.stride() == spec.stride and cotangent.dtype is spec.dtype:
-        return cotangent
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).copy_(cotangent)
+    return cotangent if cotangent.stride() == spec.stride else _with_stride(cotangent, spec.stride)
+
+
+def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    made = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
 
 
 __all__ = ["CacheInfo", "Memo", "TrainingCode", "Variant", "ambient_settings", "launch_code"]

@@ -13,11 +13,11 @@ from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecEr
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import Variant
 from scoped_fn._source import Source, buffer_places, replace_tensors
-from scoped_fn._specs import TensorSpec, spec_of
+from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure
 from scoped_fn._variants import inference_variant, training_variant
 from scoped_fn.stages.apply import apply
-from scoped_fn.stages.capture import capture_call, input_names
+from scoped_fn.stages.capture import capture_call, describe_inputs
 from scoped_fn.stages.captured import Captured
 from scoped_fn.state import CompilerState
 
@@ -131,11 +131,8 @@ def check_held(fn: CompiledFn, held: list[torch.Tensor]) -> None:
 
 
 def _shown(captured: Captured) -> str:
-    pairs = list(zip(captured.graph.inputs, captured.specs, strict=True))[captured.num_held :]
-    return ", ".join(f"{name}: {spec}" for name, spec in pairs) or "no tensors"
+    return describe_inputs(captured.source, captured.in_structure, captured.specs[captured.num_held :])
 
 
 def _texts(source: Source, structure: Structure, inputs: list[torch.Tensor]) -> str:
-    specs: list[TensorSpec] = [spec_of(t, "an input") for t in inputs]
-    names = input_names(source, structure, inputs)
-    return ", ".join(f"{name}: {spec}" for name, spec in zip(names, specs, strict=True)) or "no tensors"
+    return describe_inputs(source, structure, [spec_of(t, "an input") for t in inputs])

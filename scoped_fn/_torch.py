@@ -219,8 +219,8 @@ def run_joint_passes(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
 
 def compile_with_inductor(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, num_visible: int, is_backward: bool, is_inference: bool
-) -> Callable[[list[Any]], Sequence[Any]]:
-    """Returns code that takes a list of tensors, which it clears, and returns a sequence of tensors.
+) -> tuple[Callable[[list[Any]], Sequence[Any]], list[tuple[int, ...] | None]]:
+    """Returns code that takes a list of tensors, which it clears, and returns tensors; and the strides of these.
 
     Args:
         gm: A flat ATen graph; it is edited.
@@ -230,11 +230,11 @@ def compile_with_inductor(
         is_inference: Whether no gradient is ever taken of it.
     """
     gm.graph.output_node().meta["user_visible_output_idxs"] = list(range(num_visible))
-    mode = _fake_mode_of(example_inputs)
-    with tracing(TracingContext(mode)):
-        code = compile_fx_inner(gm, list(example_inputs), is_backward=is_backward, is_inference=is_inference)
-    run: Callable[[list[Any]], Sequence[Any]] = code
-    return run
+    context = TracingContext(_fake_mode_of(example_inputs))
+    with tracing(context), TracingContext.report_output_strides() as reported:
+        code: Any = compile_fx_inner(gm, list(example_inputs), is_backward=is_backward, is_inference=is_inference)
+    strides = [tuple(int(s) for s in stride) if stride is not None else None for stride in reported or []]
+    return code, strides
 
 
 def _fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:

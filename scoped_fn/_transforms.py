@@ -43,7 +43,7 @@ def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_au
     """
     if not callable(fn):
         raise SpecError(
-            f"Expected a stateful function, got {fn!r}, a {type(fn).__name__}. Pass (state, *args) -> (state, out)."
+            f"Expected a stateful function, got a {type(fn).__name__}. Pass (state, *args) -> (state, out)."
         )
     if any(not isinstance(i, int) or i < 0 for i in (argnums if isinstance(argnums, tuple) else (argnums,))):
         raise SpecError(f"Expected argnums of 0 or more, got {argnums!r}. Count arguments after the state.")

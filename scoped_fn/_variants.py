@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from scoped_fn._backends import Strides
 from scoped_fn._graph import fake_inputs, output_values
 from scoped_fn._runtime import Launch, Memo, TrainingCode, Variant, ambient_settings, launch_code
 from scoped_fn._specs import TensorSpec
@@ -53,9 +54,24 @@ def training_variant(split: Split, forward: Compiled, backward: Compiled, memo: 
         plain_outputs=tuple(i for i in range(joint.num_forward) if i not in specs),
         tangents=tuple(specs.items()),
         grads=tuple(i if i < at else i - len(captured.constants) for i in joint.grads),
+        restrided=_restrided(split, forward, backward),
         watched=_watched(split, at, len(captured.constants)),
     )
     return _variant("training", captured, training.launch, finish_outputs(captured), joint.new_buffers)
+
+
+def _restrided(split: Split, forward: Compiled, backward: Compiled) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Returns which saved values the backward expects with other strides than the forward gives, and those strides."""
+    own = [node.meta["val"].stride() for node in split.backward.gm.graph.find_nodes(op="placeholder")]
+    own = own[: len(split.saved)]
+    given = _known(forward.output_strides[split.joint.num_forward :], own)
+    taken = _known(backward.input_strides, own)
+    return tuple((i, stride) for i, (stride, other) in enumerate(zip(taken, given, strict=True)) if stride != other)
+
+
+def _known(strides: Strides, own: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    padded = [*strides, *[None] * (len(own) - len(strides))]
+    return [stride if stride is not None else mine for stride, mine in zip(padded, own, strict=True)]
 
 
 def _watched(split: Split, at: int, num_constants: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -6,9 +6,11 @@ A pass takes a `torch.fx.GraphModule` and returns one. Stages hand it a copy, so
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch.fx
+
+from scoped_fn._errors import SpecError
 
 GraphPass = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
 
@@ -34,10 +36,10 @@ def chain(*passes: GraphPass) -> GraphPass:
     return chained
 
 
-def check_pass(graph_pass: object) -> None:
-    """Raises `TypeError` unless the object can be called."""
+def check_pass(graph_pass: object, what: str = "pass") -> None:
+    """Raises `SpecError` unless the object can be called."""
     if not callable(graph_pass):
-        raise TypeError(f"Expected a pass, a function (gm) -> gm, got {graph_pass!r}. Pass a function.")
+        raise SpecError(f"Expected {what} to be a function (gm) -> gm, got {graph_pass!r}. Pass a function.")
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Passes:
     backward: GraphPass = identity
 
     def __post_init__(self) -> None:
-        for graph_pass in (self.captured, self.joint, self.forward, self.backward):
-            check_pass(graph_pass)
+        for field in fields(self):
+            check_pass(getattr(self, field.name), field.name)
 
 
 __all__ = ["GraphPass", "Passes", "chain", "identity"]

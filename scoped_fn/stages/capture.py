@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.fx
+import torch.utils._pytree as pytree
 
 from scoped_fn._errors import SpecError
 from scoped_fn._source import Source, make_source
-from scoped_fn._specs import plain, spec_of
+from scoped_fn._specs import TensorSpec, plain, spec_of
 from scoped_fn._structure import Structure, flatten, paths, unflatten
 from scoped_fn._torch import compile_lock
 from scoped_fn.stages.capture_dynamo import capture_dynamo
@@ -80,7 +81,17 @@ def capture_call(
     held = [spec_of(tensor, key) for key, tensor in [*source.params.items(), *source.buffers.items()]]
     all_specs = (*held, *(spec_of(tensor, "a constant") for tensor in constants), *specs)
     return Captured(
-        owner, source, graph, constants, all_specs, structure, out_structure, len(found), tuple(new_buffers), rng
+        owner=owner,
+        source=source,
+        graph=graph,
+        constants=constants,
+        specs=all_specs,
+        in_structure=structure,
+        out_structure=out_structure,
+        num_outputs=len(found),
+        new_buffers=tuple(new_buffers),
+        rng=rng,
+        grad_mode=torch.is_grad_enabled(),
     )
 
 
@@ -88,6 +99,17 @@ def input_names(source: Source, structure: Structure, tensors: list[torch.Tensor
     """Returns what to call each input tensor: the argument's name and the path inside it."""
     args, kwargs = unflatten(structure, tensors)
     return [name for key, value in _arguments(source.call, args, kwargs) for name in (key + p for p in paths(value))]
+
+
+def describe_inputs(source: Source, structure: Structure, specs: Sequence[TensorSpec]) -> str:
+    """Returns the inputs as text: `x: float32[4, 3], scale: 2.0`."""
+    args, kwargs = unflatten(structure, list(specs))
+    parts = [
+        f"{name}{pytree.keystr(path)}: {leaf if isinstance(leaf, TensorSpec) else repr(leaf)}"
+        for name, value in _arguments(source.call, args, kwargs)
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]
+    ]
+    return ", ".join(parts) or "no inputs"
 
 
 def _arguments(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -64,7 +64,8 @@ def _warn_about(side_effects: tuple[str, ...], source: Source) -> None:
     if others:
         warnings.warn(
             f"Expected {source.name} to change nothing but its buffers, got changes to Python objects: "
-            f"{', '.join(others)}. A compiled function is pure and does not make them: return the values, or keep them in buffers.",
+            f"{', '.join(others)}. A compiled function is pure and does not make them: return the values, "
+            "or keep them in buffers.",
             stacklevel=6,
         )
 
@@ -80,6 +81,6 @@ def _explain(error: TorchDynamoException, source: Source) -> str:
     why = inner.group(1) if inner else " ".join(detail.group(1).split()) if detail else ""
     return (
         f"Expected {source.name} to be one graph, got '{reason}'{where}{code}. {why} "
-        "For a choice that depends on tensor values use torch.where or torch.cond; for Python code that Dynamo cannot read, "
-        'compile with capture="trace".'
+        "For a choice that depends on tensor values use torch.where or torch.cond; for Python code that Dynamo cannot "
+        'read, compile with capture="trace".'
     )

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from scoped_fn._errors import CaptureError
 from scoped_fn._source import Source, replace_tensors
+from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch import fake_mode, make_fx, top_saved_tensors_hooks
 from scoped_fn.stages.captured import Pieces
@@ -35,9 +36,9 @@ def capture_trace(
         return [*flatten(seen["result"], "outputs")[0], *seen["changed"].values()]
 
     mode = fake_mode()
-    fakes = [mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in real]
     try:
         with mode:
+            fakes = [spec_of(tensor, "a tensor").fake() for tensor in real]
             _refuse_hidden_rules(flat, fakes)
             gm = make_fx(flat, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
     except CaptureError:

@@ -6,7 +6,7 @@ import keyword
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Captured:
         num_outputs: How many outputs are the model's own.
         new_buffers: Names of the buffers that follow them.
         rng: None, or "torch" if random ops draw from torch's generators.
+        grad_mode: Whether grad mode was on; the graph is valid in that mode.
     """
 
     owner: int
@@ -49,6 +50,7 @@ class Captured:
     num_outputs: int
     new_buffers: tuple[str, ...]
     rng: str | None
+    grad_mode: bool
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -141,8 +143,8 @@ def with_constants_checked(constants: tuple[torch.Tensor, ...], where: str) -> t
         if tensor.requires_grad:
             raise CaptureError(
                 f"Expected every tensor that needs a gradient to be an argument or a parameter of {where}, got a "
-                f"tensor of shape {list(tensor.shape)} reached through a closure or a plain attribute. Pass it as an argument, "
-                "register it as a parameter, or detach it."
+                f"tensor of shape {list(tensor.shape)} reached through a closure or a plain attribute. "
+                "Pass it as an argument, register it as a parameter, or detach it."
             )
     return constants
 
@@ -206,8 +208,3 @@ def _refuse_python_numbers(gm: torch.fx.GraphModule) -> None:
                 f"Expected shapes and Python numbers that do not depend on tensor values, got one from {node.name}"
                 f"{user_line(node)}. Keep the value in a tensor."
             )
-
-
-def with_graph(captured: Captured, graph: Graph) -> Captured:
-    """Returns the artifact with another graph of the same inputs and outputs."""
-    return replace(captured, graph=graph)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scoped_fn._backends import Backend, Code, GraphRole, make_code
+from scoped_fn._backends import Backend, Code, GraphRole, Strides, make_code
 from scoped_fn._graph import Graph
 from scoped_fn._torch import compile_lock
 from scoped_fn.stages.lower import Inference
@@ -19,10 +19,14 @@ class Compiled:
     Attributes:
         graph: The graph.
         code: Takes a list of tensors in the order of the graph's inputs, which it may clear; returns its outputs.
+        input_strides: Strides of the first inputs, where they are not the graph's own.
+        output_strides: Strides of the outputs, where the backend chose others than the graph's own.
     """
 
     graph: Graph
     code: Code
+    input_strides: Strides = ()
+    output_strides: Strides = ()
 
     def __repr__(self) -> str:
         return f"Compiled({self.graph!r})"
@@ -42,12 +46,23 @@ def compile_forward(state: CompilerState, split: Split, compiler: Backend = "eag
     return state, compile_graph(split.forward, compiler, role)
 
 
-def compile_backward(state: CompilerState, split: Split, compiler: Backend = "eager") -> tuple[CompilerState, Compiled]:
-    """Returns code of the backward graph. Arguments are those of `compile_forward`."""
+def compile_backward(
+    state: CompilerState, split: Split, compiler: Backend = "eager", *, forward: Compiled | None = None
+) -> tuple[CompilerState, Compiled]:
+    """Returns code of the backward graph.
+
+    Args:
+        state: Any state; returned as it is.
+        split: A partitioned graph.
+        compiler: As in `compile_forward`.
+        forward: The compiled forward: the backward then takes saved values in the memory layout that the forward's
+            compiler chose. Without it they are copied into the graph's own layout at each call, where they differ.
+    """
+    strides = forward.output_strides[split.joint.num_forward :] if forward else ()
     role = GraphRole(
         0, is_backward=True, torch_rng=split.joint.captured.rng == "torch", lowered_for=split.joint.backend
     )
-    return state, compile_graph(split.backward, compiler, role)
+    return state, compile_graph(split.backward, compiler, role, strides)
 
 
 def compile_inference(
@@ -61,7 +76,8 @@ def compile_inference(
     return state, compile_graph(inference.graph, compiler, role)
 
 
-def compile_graph(graph: Graph, compiler: Backend, role: GraphRole) -> Compiled:
+def compile_graph(graph: Graph, compiler: Backend, role: GraphRole, input_strides: Strides = ()) -> Compiled:
     """Returns code of any graph; one compilation at a time in a process."""
     with compile_lock:
-        return Compiled(graph, make_code(compiler, graph.gm, role))
+        code, output_strides = make_code(compiler, graph.gm, role, input_strides)
+    return Compiled(graph, code, input_strides, output_strides)

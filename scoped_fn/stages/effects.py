@@ -74,7 +74,7 @@ def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
         if _draws(node):
             raise RandomOpError(
                 f"Expected {name} to draw no random numbers, got {node.target}{user_line(node)}. Compile with "
-                "rng='torch' to draw from torch's generators, as eager does, or call model.eval() first if it is dropout."
+                "rng='torch' to draw from torch's generators, as eager does; for dropout, model.eval() turns it off."
             )
 
 

@@ -121,9 +121,10 @@ def _export(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> E
     check_backend(backend)
     gm = copy_graph(captured.graph.gm)
     torch_rng = captured.rng == "torch"
+    grad_mode = captured.grad_mode or any(wanted)
     mode = fake_mode()
     try:
-        with compile_lock, torch.set_grad_enabled(any(wanted)), tracing_options(backend, torch_rng=torch_rng):
+        with compile_lock, torch.set_grad_enabled(grad_mode), tracing_options(backend, torch_rng=torch_rng):
             with mode:
                 fakes = [replace(s, requires_grad=w).fake() for s, w in zip(captured.specs, wanted, strict=True)]
             exported = export_with_aot(gm, fakes, decompositions(backend))

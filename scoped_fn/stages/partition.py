@@ -64,7 +64,7 @@ def partition(
         values = fake_inputs(gm)
         primals, tangents = values[: joint.num_primals], values[joint.num_primals :]
         forward, backward = (partition_fn or partition_with_min_cut)(gm, primals, tangents, joint.num_forward)
-    saved = _saved_names(forward, backward, joint.num_forward)
+    saved = _saved_names(forward, backward, joint.num_forward, len(tangents))
     split = Split(
         joint,
         Graph(forward, joint.graph.inputs[: joint.num_primals], (*joint.graph.outputs[: joint.num_forward], *saved)),
@@ -74,13 +74,15 @@ def partition(
     return state, split
 
 
-def _saved_names(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, num_forward: int) -> tuple[str, ...]:
-    """Returns the names of the saved values; both graphs must list the same ones in the same order."""
-    given = [getattr(node, "name", repr(node)) for node in output_values(forward)[num_forward:]]
-    taken = [node.name for node in backward.graph.find_nodes(op="placeholder") if not node.name.startswith("tangents_")]
-    if given != taken:
+def _saved_names(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, num_forward: int, num_tangents: int
+) -> tuple[str, ...]:
+    """Returns the names of the saved values; both graphs list them in the same order."""
+    saved = tuple(node.name for node in output_values(forward)[num_forward:])
+    taken = len(backward.graph.find_nodes(op="placeholder")) - num_tangents
+    if len(saved) != taken:
         raise RuntimeError(
-            f"Expected a backward graph that takes what the forward graph saves, {given}, got {taken}. "
-            "A partition function returns saved values and tangents in one order."
+            f"Expected a backward graph that takes the {len(saved)} values that the forward graph saves, got {taken}. "
+            "A partition function returns a forward that ends in what its backward begins with."
         )
-    return tuple(given)
+    return saved
