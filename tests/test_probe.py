@@ -78,7 +78,10 @@ def test_each_call_of_the_door_fits_the_signature(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "keys"),
     [
-        (door.dynamo_config, ["assume_static_by_default", "automatic_dynamic_shapes", "specialize_int", "specialize_float"]),
+        (
+            door.dynamo_config,
+            ["assume_static_by_default", "automatic_dynamic_shapes", "specialize_int", "specialize_float"],
+        ),
         (door.functorch_config, ["backward_pass_autocast"]),
         (door.inductor_config, ["fallback_random"]),
     ],

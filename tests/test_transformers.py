@@ -19,7 +19,9 @@ from tests.helpers import assert_same, assert_trains_like_eager, compiled, fresh
 VOCABULARY, LENGTH = 48, 12
 
 # transformers sets and resets a context variable of its own in each forward; Dynamo reports it as a changed object.
-pytestmark = pytest.mark.filterwarnings("ignore:Expected .* to change nothing but its buffers.*_active_collector:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Expected .* to change nothing but its buffers.*_active_collector:UserWarning"
+)
 
 
 def llama() -> nn.Module:
@@ -104,7 +106,9 @@ def test_value_and_grad_equals_autograd(name: str) -> None:
     expected = loss(tokens, mask)
     expected.backward()
     assert_same(value, expected.detach(), rtol=1e-10, atol=1e-12)
-    theirs = {name: one.grad if one.grad is not None else torch.zeros_like(one) for name, one in loss.named_parameters()}
+    theirs = {
+        name: one.grad if one.grad is not None else torch.zeros_like(one) for name, one in loss.named_parameters()
+    }
     assert_same(grads, theirs, rtol=1e-9, atol=1e-12)
 
 

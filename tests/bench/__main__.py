@@ -1,4 +1,7 @@
-"""``python -m tests.bench [call] [train_step] [cold_compile] [neighbours]``: all bars in one table; exit 1 if one is missed."""
+"""``python -m tests.bench [call] [train_step] [cold_compile] [neighbours]``: the bars in one table.
+
+Exits with 1 if a bar is missed.
+"""
 
 from __future__ import annotations
 

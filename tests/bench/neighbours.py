@@ -46,8 +46,7 @@ def leftovers() -> int:
         state, loss = fn(state, fn.params, *batch)
         loss.backward()
         graphs = [fn.captured.graph.gm, fn.joint_graph.gm, fn.forward_graph.gm, fn.backward_graph.gm]
-        for one in (model, fn, loss, *graphs, *model.parameters(), *batch):
-            watched.append(weakref.ref(one))
+        watched.extend(weakref.ref(one) for one in (model, fn, loss, *graphs, *model.parameters(), *batch))
         sf.release(state, fn)
 
     run()

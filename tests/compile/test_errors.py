@@ -34,8 +34,14 @@ BAD_CALLS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "missing parameter": (lambda state, fn: fn(state, _without(fn.params, "bias"), X), "bias"),
     "unknown parameter": (lambda state, fn: fn(state, {**fn.params, "extra": X}, X), "extra"),
     "parameter shape": (lambda state, fn: fn(state, {**fn.params, "bias": torch.ones(5)}, X), r"bias.*5"),
-    "parameter dtype": (lambda state, fn: fn(state, {**fn.params, "bias": torch.ones(2).double()}, X), r"bias.*float64"),
-    "parameter device": (lambda state, fn: fn(state, {**fn.params, "bias": torch.ones(2, device="meta")}, X), r"bias.*meta"),
+    "parameter dtype": (
+        lambda state, fn: fn(state, {**fn.params, "bias": torch.ones(2).double()}, X),
+        r"bias.*float64",
+    ),
+    "parameter device": (
+        lambda state, fn: fn(state, {**fn.params, "bias": torch.ones(2, device="meta")}, X),
+        r"bias.*meta",
+    ),
     "parameter type": (lambda state, fn: fn(state, {**fn.params, "bias": [1.0, 2.0]}, X), r"bias.*list"),
     "input device": (lambda state, fn: fn(state, fn.params, X.to("meta")), "meta"),
     "missing input": (lambda state, fn: fn(state, fn.params), "input"),
@@ -65,7 +71,7 @@ def assert_mentions(error: BaseException, pattern: str) -> None:
 
 
 BAD_COMPILES: dict[str, tuple[Callable[[], Any], str]] = {
-    "no state": (lambda: sf.compile(nn.Linear(3, 2), torch.sin, (X,)), "CompilerState"),
+    "no state": (lambda: sf.compile(torch.cos, torch.sin, (X,)), "CompilerState"),
     "inputs not a tuple": (lambda: compiled(torch.sin, X), "tuple"),
     "inputs a list": (lambda: compiled(torch.sin, [X]), "tuple"),
     "kwargs not a dict": (lambda: compiled(torch.sin, (X,), [1]), "kwargs"),
@@ -75,7 +81,6 @@ BAD_COMPILES: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown capture": (lambda: compiled(torch.sin, (X,), capture="magic"), "magic"),
     "unknown rng": (lambda: compiled(torch.sin, (X,), rng="numpy"), "numpy"),
     "passes not Passes": (lambda: compiled(torch.sin, (X,), passes={"joint": None}), "Passes"),
-    "pass not callable": (lambda: compiled(torch.sin, (X,), passes=sf.Passes(joint=3)), "joint"),
     "pass gives None": (lambda: compiled(torch.sin, (X,), passes=sf.Passes(captured=lambda gm: None)), "GraphModule"),
     "name not text": (lambda: compiled(torch.sin, (X,), name=3), "name"),
     "negative argnums": (lambda: sf.value_and_grad(compiled(torch.sin, (X,))[1], argnums=-1), "argnums"),
@@ -89,6 +94,13 @@ def test_a_bad_option_is_refused_in_words(name: str) -> None:
     with process_unchanged(), pytest.raises(sf.SpecError, match=FORM) as caught:
         build()
     assert_mentions(caught.value, names)
+
+
+def test_what_is_no_pass_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Expected joint .*function.*, got 3\."):
+        sf.Passes(joint=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Expected .*function.*, got 3\."):
+        sf.passes.chain(sf.passes.identity, 3)  # type: ignore[arg-type]
 
 
 def test_keyword_only_options_stay_keyword_only() -> None:

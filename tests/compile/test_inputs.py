@@ -92,7 +92,9 @@ VIEWS: dict[str, Callable[[], torch.Tensor]] = {
 @BACKENDS
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_give_the_values_of_eager(name: str, backend: str) -> None:
-    _differentiates_like_eager(lambda x: (x.sin() * 2 + x[0]).cumsum(-1), VIEWS[name](), backend=backend, tolerance=1e-5)
+    _differentiates_like_eager(
+        lambda x: (x.sin() * 2 + x[0]).cumsum(-1), VIEWS[name](), backend=backend, tolerance=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", VIEWS)

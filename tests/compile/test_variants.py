@@ -107,7 +107,12 @@ def test_a_new_dtype_is_a_variant(dtype: torch.dtype) -> None:
 def test_new_strides_give_right_values(backend: str) -> None:
     x = torch.arange(12.0).view(3, 4)
     state, fn = compiled(lambda x: x * 2 + x.sum(0), (x,), backend=backend)
-    for other in (x, torch.arange(12.0).view(4, 3).t(), torch.arange(24.0).view(3, 8)[:, ::2], torch.ones(1, 4).expand(3, 4)):
+    for other in (
+        x,
+        torch.arange(12.0).view(4, 3).t(),
+        torch.arange(24.0).view(3, 8)[:, ::2],
+        torch.ones(1, 4).expand(3, 4),
+    ):
         assert_same(fn(state, other)[1], other * 2 + other.sum(0))
 
 

@@ -13,7 +13,6 @@ import scoped_fn as sf
 from tests.helpers import assert_same, compiled, fresh, process_unchanged, unchanged
 from tests.stages.pipelines import MODELS, inference_chain, training_chain
 
-
 LINEAR, INPUTS = MODELS["linear"]()
 
 

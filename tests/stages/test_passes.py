@@ -38,9 +38,7 @@ def test_a_pass_is_seen_in_the_result(level: str, output_factor: float, gradient
     assert_same(x.grad, torch.full((3,), gradient_factor))
 
 
-@pytest.mark.parametrize(
-    ("level", "factor"), [("captured", 5.0), ("forward", 5.0), ("joint", 3.0), ("backward", 3.0)]
-)
+@pytest.mark.parametrize(("level", "factor"), [("captured", 5.0), ("forward", 5.0), ("joint", 3.0), ("backward", 3.0)])
 def test_a_pass_on_an_inference_graph(level: str, factor: float) -> None:
     state, fn = compiled(_triple, (X,), passes=sf.Passes(**{level: replacing(3.0, 5.0)}))
     assert_same(fn(state, X)[1], X * factor)

@@ -35,7 +35,9 @@ def test_training_stage_by_stage_equals_eager(name: str, compiler: str) -> None:
     grads = {name: one.grad for name, one in twin.named_parameters()}
     assert_same({name: params[name].grad for name in grads}, grads, rtol=1e-4, atol=1e-5)
     held = state.buffers.get(chain.fn.owner, {})
-    assert_same({name: held[name] for name, _ in twin.named_buffers()}, dict(twin.named_buffers()), rtol=1e-5, atol=1e-5)
+    assert_same(
+        {name: held[name] for name, _ in twin.named_buffers()}, dict(twin.named_buffers()), rtol=1e-5, atol=1e-5
+    )
 
 
 @EVERY_MODEL
@@ -118,7 +120,13 @@ def test_stages_after_capture_return_the_very_state(name: str) -> None:
 def test_every_graph_is_well_formed_and_named(name: str) -> None:
     model, inputs = MODELS[name]()
     chain, inferred = training_chain(model, inputs), inference_chain(model, inputs)
-    graphs = [chain.captured.graph, chain.joint.graph, chain.split.forward, chain.split.backward, inferred.inference.graph]
+    graphs = [
+        chain.captured.graph,
+        chain.joint.graph,
+        chain.split.forward,
+        chain.split.backward,
+        inferred.inference.graph,
+    ]
     for graph in graphs:
         graph.gm.graph.lint()
         assert len(graph.inputs) == len(graph.gm.graph.find_nodes(op="placeholder"))

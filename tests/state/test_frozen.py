@@ -104,7 +104,9 @@ def test_a_bad_key_is_refused(key: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, copy.copy, lambda state: pickle.loads(pickle.dumps(state))], ids=["deep", "copy", "pickle"]
+    "duplicate",
+    [copy.deepcopy, copy.copy, lambda state: pickle.loads(pickle.dumps(state))],
+    ids=["deep", "copy", "pickle"],
 )
 def test_a_copy_is_equal(duplicate: object) -> None:
     state = _state_with_buffers()
