@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import scoped_fn as sf
 from scoped_fn import cli
 from scoped_fn.demo import job, train
 from scoped_fn.demo.adamw import adamw, init_moments
 from scoped_fn.demo.gpt import GPT, GPTConfig
+from scoped_fn.demo.options import TrainOptions
 from scoped_fn.demo.report import printable
 from scoped_fn.demo.text import Corpus, read_corpus, training_batch, validation_batches
 
@@ -203,6 +205,21 @@ def test_same_seed_same_losses(tmp_path: Path) -> None:
     torch.rand(3)  # the process's own generator has no say
     assert losses(tmp_path, "--steps", "3", "--seed", "5") == first
     assert losses(tmp_path, "--steps", "3", "--seed", "6") != first
+
+
+def test_batches_of_a_run_follow_its_seed() -> None:
+    corpus = Corpus(torch.arange(200, dtype=torch.uint8), torch.arange(50, dtype=torch.uint8))
+    seen: list[torch.Tensor] = []
+
+    def step(state: sf.CompilerState, params: train.Tensors, tokens: torch.Tensor, _: torch.Tensor) -> object:
+        seen.append(tokens)
+        return state, (torch.zeros(()), params)
+
+    start = train.Carry(sf.init_state(), {}, init_moments({}), ())
+    for seed in (1, 2, 1):
+        list(train.train(start, step, corpus, TrainOptions(steps=2, seed=seed, model=SMALL)))  # type: ignore[arg-type]
+    assert [torch.equal(seen[0], tokens) for tokens in seen] == [True, False, False, False, True, False]
+    assert torch.equal(seen[1], seen[5])
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
