@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,15 @@ import scoped_fn as sf
 from scoped_fn import cli
 
 TINY = ("train", "--backend", "eager", "--no-compare", "--layers", "1", "--width", "32", "--context", "16")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from threads, and lose a lot where another program has the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def one_line_of_stderr(capsys: pytest.CaptureFixture[str]) -> str:
@@ -136,7 +146,7 @@ def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
     run = subprocess.Popen(
         [*command, "--checkpoint", "run.pt", "--out", "out"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
