@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -85,8 +86,12 @@ class DynamoCapture:
     side_effects: tuple[str, ...]
 
 
-def capture_with_dynamo(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DynamoCapture:
+def capture_with_dynamo(function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DynamoCapture:
     """Returns the graph of one call. Changes nothing in the process: no Dynamo reset, no installed code."""
+    # Dynamo writes into the globals of the function it reads. It gets its own, which die with the capture.
+    function = FunctionType(
+        function.__code__, dict(function.__globals__), function.__name__, function.__defaults__, function.__closure__
+    )
     static_shapes = dynamo_config.patch(
         assume_static_by_default=True, automatic_dynamic_shapes=False, specialize_int=True, specialize_float=True
     )

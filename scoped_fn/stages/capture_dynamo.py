@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 
@@ -29,7 +30,7 @@ def capture_dynamo(
 
     args, kwargs = unflatten(structure, tensors)
     try:
-        captured = capture_with_dynamo(call, args, kwargs)
+        captured = capture_with_dynamo(cast(FunctionType, call), args, kwargs)
     except TorchDynamoException as error:
         raise CaptureError(_explain(error, source)) from None
     _warn_about(captured.side_effects, source)
