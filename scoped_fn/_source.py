@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -96,10 +95,20 @@ def replace_tensors(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> n
 def _replace(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[int, nn.Module]) -> nn.Module:
     if id(module) in done:
         return done[id(module)]
-    made = done[id(module)] = copy.copy(module)
-    fields = made.__dict__
-    for part in ("_parameters", "_buffers"):
-        fields[part] = {name: tensors.get(id(tensor), tensor) for name, tensor in fields[part].items()}
-    children = fields["_modules"].items()
+    # Not copy.copy: a module may forbid pickling, on which copying rests.
+    made: nn.Module = object.__new__(type(module))
+    done[id(module)] = made
+    fields, children = made.__dict__, module.__dict__["_modules"].items()
+    for name, value in module.__dict__.items():
+        fields[name] = _swap(value, tensors)
     fields["_modules"] = {name: child if child is None else _replace(child, tensors, done) for name, child in children}
     return made
+
+
+def _swap(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
+    """Replaces tensors in an attribute: recurrent layers, for one, also keep their parameters in a list."""
+    if type(value) is dict:
+        return {key: tensors.get(id(item), item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(tensors.get(id(item), item) for item in value)
+    return tensors.get(id(value), value)

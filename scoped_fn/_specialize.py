@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -61,7 +61,7 @@ def recapture(
             f"Expected inputs like those that {fn.name} was assembled for ({_shown(first)}), got "
             f"{_texts(source, structure, inputs)}. Functions assembled by hand have one kind of call: use sf.compile."
         )
-    seen = with_grad_flags(source, wanted[:num_held])
+    seen = as_called(source, tensors[:num_held], wanted[:num_held])
     inputs = [t.detach().requires_grad_(w) for t, w in zip(inputs, wanted[num_held:], strict=True)]
     try:
         captured = capture_call(fn.owner, seen, structure, inputs, mode=fn._plan.capture, rng=first.rng)
@@ -78,16 +78,31 @@ def recapture(
     return captured, fn._plan
 
 
-def with_grad_flags(source: Source, wanted: list[bool]) -> Source:
-    """Returns the source with parameters that require gradients as wanted; the user's parameters are not touched."""
-    flags = dict(zip(source.params, wanted, strict=False))
-    other = {n: p for n, p in source.params.items() if p.requires_grad is not flags[n]}
-    if not other:
+def as_called(source: Source, held: list[torch.Tensor], wanted: list[bool]) -> Source:
+    """Returns the source with parameters and buffers as a call has them; the user's module is not touched.
+
+    Args:
+        source: What was compiled.
+        held: The call's parameters and buffers.
+        wanted: For each of them, whether it shall require a gradient.
+    """
+    swaps: dict[str, torch.Tensor] = {}
+    for (name, own), given, grad in zip({**source.params, **source.buffers}.items(), held, wanted, strict=True):
+        if own.requires_grad is not grad or own.stride() != given.stride():
+            plain = given.detach()
+            is_param = name in source.params
+            swaps[name] = torch.nn.Parameter(plain, grad) if is_param else plain.requires_grad_(grad)
+    if not swaps:
         return source
-    made = {n: torch.nn.Parameter(p.data, requires_grad=flags[n]) for n, p in other.items()}
-    call = replace_tensors(source.call, {id(p): made[n] for n, p in other.items()})  # type: ignore[arg-type]
-    places = buffer_places(call, source.buffers)
-    return replace(source, call=call, params={**source.params, **made}, buffer_places=places)
+    every = {**source.params, **source.buffers}
+    call = replace_tensors(source.call, {id(every[name]): new for name, new in swaps.items()})  # type: ignore[arg-type]
+    return replace(
+        source,
+        call=call,
+        params={name: cast(torch.nn.Parameter, swaps.get(name, own)) for name, own in source.params.items()},
+        buffers={name: swaps.get(name, own) for name, own in source.buffers.items()},
+        buffer_places=buffer_places(call, source.buffers),
+    )
 
 
 def resolve_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:

@@ -61,6 +61,7 @@ __all__ = [
     "inductor_options",
     "is_any_autocast_enabled",
     "make_fx",
+    "operator_arguments",
     "partition_with_min_cut",
     "run_joint_passes",
     "storage_id",
@@ -86,27 +87,33 @@ class DynamoCapture:
     side_effects: tuple[str, ...]
 
 
-def capture_with_dynamo(function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DynamoCapture:
-    """Returns the graph of one call. Changes nothing in the process: no Dynamo reset, no installed code."""
+def capture_with_dynamo(function: FunctionType) -> DynamoCapture:
+    """Returns the graph of a call without arguments: all tensors come through closures.
+
+    Changes nothing in the process: no Dynamo reset, no installed code.
+    """
     # Dynamo writes into the globals of the function it reads. It gets its own, which die with the capture.
     function = FunctionType(
         function.__code__, dict(function.__globals__), function.__name__, function.__defaults__, function.__closure__
     )
     static_shapes = dynamo_config.patch(
-        assume_static_by_default=True, automatic_dynamic_shapes=False, specialize_int=True, specialize_float=True
+        assume_static_by_default=True,
+        automatic_dynamic_shapes=False,
+        specialize_int=True,
+        specialize_float=True,
+        allow_rnn=True,
     )
     with static_shapes, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        gm = dynamo_graph_capture_for_export(function)(*args, **kwargs)
-    flat = (*args, *kwargs.values())
+        gm = dynamo_graph_capture_for_export(function)()
     sources = [str(w.message).rsplit("check: ", 1)[-1] for w in caught if "side effects" in str(w.message)]
     for warning in caught:
         if "side effects" not in str(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return DynamoCapture(
         gm=gm,
-        values=tuple(gm._dynamo_bytecode_flatten(*flat)),
-        rebuild=lambda outputs: gm._dynamo_bytecode_unflatten(tuple(outputs), flat),
+        values=tuple(gm._dynamo_bytecode_flatten()),
+        rebuild=lambda outputs: gm._dynamo_bytecode_unflatten(tuple(outputs), ()),
         side_effects=tuple(sources),
     )
 
@@ -259,6 +266,16 @@ def version(tensor: torch.Tensor) -> int:
 def is_higher_order(target: Any) -> bool:
     """Returns whether a node's target runs a nested graph, such as a checkpoint region."""
     return isinstance(target, HigherOrderOperator)
+
+
+def operator_arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """Returns the arguments of an ATen call by name, defaults included."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return dict(node.kwargs)
+    values = {argument.name: argument.default_value for argument in schema.arguments}
+    values |= {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)}
+    return values | dict(node.kwargs)
 
 
 def storage_id(tensor: torch.Tensor) -> int:

@@ -22,15 +22,18 @@ def capture_dynamo(
 ) -> tuple[Pieces, Any, dict[str, torch.Tensor]]:
     """Returns the raw graph, the structured result with stand-ins for tensors, and the buffers assigned anew."""
     places = source.buffer_places
+    carried = [place for place, own in zip(places, source.buffers.values(), strict=True) if own.requires_grad]
+    args, kwargs = unflatten(structure, tensors)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call() -> Any:
+        for module, name in carried:  # a leaf that requires a gradient could not be changed in place
+            setattr(module, name, getattr(module, name).clone())
         result = source.call(*args, **kwargs)
         # The constant keeps a graph without any operation from being empty, which Dynamo refuses.
         return result, [getattr(module, name) for module, name in places], torch.zeros(())
 
-    args, kwargs = unflatten(structure, tensors)
     try:
-        captured = capture_with_dynamo(cast(FunctionType, call), args, kwargs)
+        captured = capture_with_dynamo(cast(FunctionType, call))
     except TorchDynamoException as error:
         raise CaptureError(_explain(error, source)) from None
     _warn_about(captured.side_effects, source)

@@ -55,14 +55,16 @@ def _run(
     args, kwargs = unflatten(structure, list(traced[_held(source) :]))
     if not source.is_module:
         return source.call(*args, **kwargs), {}
-    places = {id(tensor): new for tensor, new in zip(real, traced, strict=True)}
+    # A buffer that requires a gradient is cloned: a leaf could not be changed in place.
+    carried = {id(own) for own in source.buffers.values() if own.requires_grad}
+    places = {id(t): new.clone() if id(t) in carried else new for t, new in zip(real, traced, strict=True)}
     model = replace_tensors(source.call, places)  # type: ignore[arg-type]
     result = model(*args, **kwargs)
     changed: dict[str, torch.Tensor] = {}
     for name, before in source.buffers.items():
         path, _, leaf = name.rpartition(".")
         now = getattr(model.get_submodule(path), leaf)
-        if now is not places[id(before)]:
+        if now is not places[id(before)] or id(before) in carried:
             changed[name] = now
     return result, changed
 

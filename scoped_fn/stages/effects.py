@@ -9,7 +9,7 @@ import torch.fx
 
 from scoped_fn._errors import MutationError, RandomOpError
 from scoped_fn._graph import copy_graph, user_line
-from scoped_fn._torch import fake_mode, version
+from scoped_fn._torch import fake_mode, operator_arguments, version
 from scoped_fn.stages.captured import Captured
 
 
@@ -82,7 +82,5 @@ def _draws(node: torch.fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
         return False
-    schema = getattr(node.target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema else []
-    values = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return values.get("dropout_p", values.get("p", None)) != 0.0 if "dropout_p" in names else True
+    arguments = operator_arguments(node)
+    return bool(arguments.get("dropout_p", 1.0) != 0.0)  # attention draws only if it drops
