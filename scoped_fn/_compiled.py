@@ -119,9 +119,9 @@ class CompiledFn:
         """Returns parameters, buffers and inputs as one list, and the structure of the inputs."""
         check_state(state)
         if in_transform():
-            raise SpecError(
+            raise NotImplementedError(
                 f"Expected plain tensors, got a call of {self.name} inside a torch.func transform or dual level. "
-                "Use sf.value_and_grad, or apply the transform before compiling."
+                "Use sf.value_and_grad, which threads the state, or apply the transform before compiling."
             )
         source = self.captured.source
         held: list[torch.Tensor] = []

@@ -180,7 +180,7 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         training: TrainingCode = ctx.training
         if torch.is_grad_enabled():
-            raise RuntimeError(
+            raise NotImplementedError(
                 "Expected a first derivative of a compiled function, got a request for a second (create_graph=True). "
                 "Compile the function that takes the derivative, or differentiate the model itself."
             )
