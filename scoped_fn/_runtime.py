@@ -124,6 +124,24 @@ def launch_code(memo: Memo, code: Code, tensors: list[torch.Tensor]) -> Sequence
     return code(tensors)
 
 
+class Backwards:
+    """Backward code: for all tangents at once, and made when first needed, for losses that use only some outputs."""
+
+    def __init__(
+        self, full: tuple[Code, tuple[int, ...]], make: Callable[[frozenset[int]], tuple[Code, tuple[int, ...]]]
+    ) -> None:
+        self._made = {frozenset[int](): full}
+        self._make = make
+
+    def without(self, unused: frozenset[int]) -> tuple[Code, tuple[int, ...]]:
+        """Returns code that takes the tangents that are not `unused`, and the arguments its gradients belong to."""
+        if unused not in self._made:
+            with compile_lock:
+                if unused not in self._made:
+                    self._made[unused] = self._make(unused)
+        return self._made[unused]
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingCode:
     """Forward and backward code, and how they fit together.
@@ -131,13 +149,12 @@ class TrainingCode:
     Attributes:
         memo: Where calls are counted.
         forward: Inputs and constants -> outputs, new buffers, saved tensors.
-        backward: Saved tensors and tangents -> gradients.
+        backwards: Saved tensors and tangents -> gradients.
         constants: Tensors that go between buffers and inputs.
         at: Where the constants go.
         num_forward: How many results of `forward` are not saved tensors.
         plain_outputs: Indices of the results that carry no gradient.
         tangents: For each tangent, the result it belongs to and the spec that the backward was compiled for.
-        grads: For each gradient, the argument it belongs to, constants not counted.
         restrided: Saved values that the backward takes with other strides than the forward gives, and those strides.
         watched: Arguments and results whose memory a saved tensor shares: they are saved too, so that autograd notices
             if they are changed in place before the backward.
@@ -145,13 +162,12 @@ class TrainingCode:
 
     memo: Memo
     forward: Code
-    backward: Code
+    backwards: Backwards
     constants: tuple[torch.Tensor, ...]
     at: int
     num_forward: int
     plain_outputs: tuple[int, ...]
     tangents: tuple[tuple[int, TensorSpec], ...]
-    grads: tuple[int, ...]
     restrided: tuple[tuple[int, tuple[int, ...]], ...]
     watched: tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -184,21 +200,21 @@ class _Differentiable(torch.autograd.Function):
                 "Expected a first derivative of a compiled function, got a request for a second (create_graph=True). "
                 "Compile the function that takes the derivative, or differentiate the model itself."
             )
-        tangents = [_tangent(cotangents[i], spec) for i, spec in training.tangents]
+        unused = frozenset(n for n, (i, _) in enumerate(training.tangents) if cotangents[i] is None)
+        backward, places = training.backwards.without(unused)
+        tangents = [_tangent(given, spec) for i, spec in training.tangents if (given := cotangents[i]) is not None]
         saved = list(ctx.saved_tensors[: ctx.num_saved])
         for i, stride in training.restrided:
             saved[i] = _with_stride(saved[i], stride)
-        grads = launch_code(training.memo, training.backward, [*saved, *tangents])
+        grads = launch_code(training.memo, backward, [*saved, *tangents])
         result: list[torch.Tensor | None] = [None] * ctx.num_tensors
-        for i, grad in zip(training.grads, grads, strict=True):
+        for i, grad in zip(places, grads, strict=True):
             result[i] = grad
         return (None, *result)
 
 
-def _tangent(cotangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
-    """Returns the cotangent in the memory layout that the backward was compiled for; zeros if there is none."""
-    if cotangent is None:
-        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).zero_()
+def _tangent(cotangent: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Returns the cotangent in the memory layout that the backward was compiled for."""
     cotangent = cotangent.resolve_conj().resolve_neg()
     return cotangent if cotangent.stride() == spec.stride else _with_stride(cotangent, spec.stride)
 
@@ -208,4 +224,4 @@ def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return made.copy_(tensor)
 
 
-__all__ = ["CacheInfo", "Memo", "TrainingCode", "Variant", "ambient_settings", "launch_code"]
+__all__ = ["Backwards", "CacheInfo", "Memo", "TrainingCode", "Variant", "ambient_settings", "launch_code"]

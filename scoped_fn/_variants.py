@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from scoped_fn._backends import Strides
+from scoped_fn._backends import Code, Strides
 from scoped_fn._graph import fake_inputs, output_values
-from scoped_fn._runtime import Launch, Memo, TrainingCode, Variant, ambient_settings, launch_code
+from scoped_fn._runtime import Backwards, Launch, Memo, TrainingCode, Variant, ambient_settings, launch_code
 from scoped_fn._specs import TensorSpec
 from scoped_fn._structure import unflatten
 from scoped_fn._torch import storage_id
+from scoped_fn._unused_outputs import without_tangents
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import Compiled
 from scoped_fn.stages.lower import Inference, Joint
@@ -44,16 +45,22 @@ def training_variant(split: Split, forward: Compiled, backward: Compiled, memo: 
     joint, captured = split.joint, split.joint.captured
     specs = dict(zip(joint.tangents, _tangent_specs(joint), strict=True))
     at = captured.num_held - len(captured.constants)
+    places = tuple(i if i < at else i - len(captured.constants) for i in joint.grads)
+
+    def partial(unused: frozenset[int]) -> tuple[Code, tuple[int, ...]]:
+        graph, left = without_tangents(split.backward, len(split.saved), unused)
+        memo.compiled_graphs += 1
+        return backward.again(graph).code, tuple(places[i] for i in left)
+
     training = TrainingCode(
         memo=memo,
         forward=forward.code,
-        backward=backward.code,
+        backwards=Backwards((backward.code, places), partial),
         constants=captured.constants,
         at=at,
         num_forward=joint.num_forward,
         plain_outputs=tuple(i for i in range(joint.num_forward) if i not in specs),
         tangents=tuple(specs.items()),
-        grads=tuple(i if i < at else i - len(captured.constants) for i in joint.grads),
         restrided=_restrided(split, forward, backward),
         watched=_watched(split, at, len(captured.constants)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scoped_fn._backends import Backend, Code, GraphRole, Strides, make_code
@@ -21,12 +22,14 @@ class Compiled:
         code: Takes a list of tensors in the order of the graph's inputs, which it may clear; returns its outputs.
         input_strides: Strides of the first inputs, where they are not the graph's own.
         output_strides: Strides of the outputs, where the backend chose others than the graph's own.
+        again: Compiles another graph the same way.
     """
 
     graph: Graph
     code: Code
-    input_strides: Strides = ()
-    output_strides: Strides = ()
+    input_strides: Strides
+    output_strides: Strides
+    again: Callable[[Graph], Compiled]
 
     def __repr__(self) -> str:
         return f"Compiled({self.graph!r})"
@@ -80,4 +83,6 @@ def compile_graph(graph: Graph, compiler: Backend, role: GraphRole, input_stride
     """Returns code of any graph; one compilation at a time in a process."""
     with compile_lock:
         code, output_strides = make_code(compiler, graph.gm, role, input_strides)
-    return Compiled(graph, code, input_strides, output_strides)
+    return Compiled(
+        graph, code, input_strides, output_strides, lambda other: compile_graph(other, compiler, role, input_strides)
+    )
