@@ -78,8 +78,10 @@ def assert_disjoint(*trees: Any) -> None:
 def process_unchanged() -> Iterator[None]:
     """Everything process-wide, and torch's random stream, is after the block as it was before."""
     before, stream = global_fingerprint(), torch.get_rng_state()
+    flags = torch.compiler.is_compiling(), torch.compiler.is_exporting()
     yield
     assert fingerprint_diff(before, global_fingerprint()) == []
+    assert (torch.compiler.is_compiling(), torch.compiler.is_exporting()) == flags
     assert torch.equal(stream, torch.get_rng_state()), "torch's random stream moved"
 
 

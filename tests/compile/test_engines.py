@@ -122,7 +122,7 @@ def test_eight_threads_share_one_function(backend: str) -> None:
         return {name: one.grad for name, one in params.items()}, dict(after.buffers[fn.owner])
 
     alone = [work(seed) for seed in range(8)]
-    with ThreadPoolExecutor(8) as pool:
+    with process_unchanged(), ThreadPoolExecutor(8) as pool:
         assert_same(list(pool.map(work, range(8))), alone)
 
 
@@ -151,7 +151,7 @@ def test_a_new_variant_met_by_many_threads_is_compiled_once() -> None:
         with torch.no_grad():
             return fn(state, fn.params, torch.ones(9, 3))[1]
 
-    with ThreadPoolExecutor(6) as pool:
+    with process_unchanged(), ThreadPoolExecutor(6) as pool:
         results = list(pool.map(work, range(6)))
     assert_same(results, [model(torch.ones(9, 3)).detach()] * 6)
     assert fn.cache_info().captures == 2

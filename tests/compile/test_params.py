@@ -168,6 +168,18 @@ def test_freezing_after_compile_is_a_variant() -> None:
     assert params["1.weight"].grad is not None
 
 
+def test_thawing_after_compile_is_a_variant() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), torch.randn(4, 3)
+    model[0].requires_grad_(False)
+    state, fn = compiled(model, (x,))
+    params = {name: one.detach().clone().requires_grad_() for name, one in fn.params.items()}
+    fn(state, params, x)[1].sum().backward()
+    model.requires_grad_(True)
+    model(x).sum().backward()
+    assert_same({name: one.grad for name, one in params.items()},
+                {name: one.grad for name, one in model.named_parameters()}, rtol=1e-6, atol=1e-6)  # fmt: skip
+
+
 def test_gradients_accumulate_as_in_eager() -> None:
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     state, fn = compiled(model, (x,))
