@@ -48,9 +48,14 @@ def copy_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return made
 
 
+def fake_value(node: torch.fx.Node) -> Any:
+    """Returns the fake tensor that a node was traced with; Dynamo and ATen tracing keep it under two names."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
 def fake_inputs(gm: torch.fx.GraphModule) -> list[Any]:
     """Returns the fake tensors that the graph's placeholders were traced with."""
-    return [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    return [fake_value(node) for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def output_values(gm: torch.fx.GraphModule) -> list[Any]:
@@ -85,7 +90,7 @@ def graph_text(graph: Graph) -> str:
 
 def value_text(node: torch.fx.Node) -> str:
     """Returns the type of a node's value, such as `float32[4, 3]`."""
-    return _value_text(node.meta.get("val", node.meta.get("example_value")))
+    return _value_text(fake_value(node))
 
 
 def _value_text(value: Any) -> str:

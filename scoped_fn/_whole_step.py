@@ -13,7 +13,7 @@ from scoped_fn._backends import GraphRole
 from scoped_fn._chain import split_joint
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
-from scoped_fn._graph import Graph, copy_graph, output_values
+from scoped_fn._graph import Graph, copy_graph, fake_value, output_values
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import Variant
 from scoped_fn._specialize import recapture
@@ -158,7 +158,7 @@ def _only_value_differs(captured: Captured, has_aux: bool) -> Captured:
     """Returns the captured graph with every output but the value detached; checks that the value is a scalar."""
     gm = copy_graph(captured.graph.gm)
     values = output_values(gm)
-    out = unflatten(captured.out_structure, [node.meta["example_value"] for node in values[: captured.num_outputs]])
+    out = unflatten(captured.out_structure, [fake_value(node) for node in values[: captured.num_outputs]])
     if has_aux and not (isinstance(out, tuple) and len(out) == 2):
         raise SpecError(
             f"Expected {captured.source.name} to return (value, aux), got a {type(out).__name__}. Drop has_aux."

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from scoped_fn._errors import CaptureError
+from scoped_fn._graph import fake_value
 from scoped_fn._source import Source
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch import DynamoCapture, TorchDynamoException, capture_with_dynamo
@@ -53,7 +54,7 @@ def _pieces(captured: DynamoCapture, source: Source) -> tuple[Pieces, Any, dict[
 
 
 def _stand_in(node: Any) -> torch.Tensor:
-    value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+    value = fake_value(node) if isinstance(node, torch.fx.Node) else None
     if not isinstance(value, torch.Tensor):
         raise CaptureError(
             f"Expected outputs that are tensors or independent of tensor values, got {value!r} from {node}. "

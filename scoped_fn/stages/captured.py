@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from scoped_fn._errors import CaptureError
-from scoped_fn._graph import Graph, user_line
+from scoped_fn._graph import Graph, fake_value, user_line
 from scoped_fn._source import Source
 from scoped_fn._specs import TensorSpec
 from scoped_fn._structure import Structure
@@ -126,7 +126,7 @@ def normalize(pieces: Pieces, frame: Frame, output_names: Sequence[str]) -> tupl
         if isinstance(value, torch.Tensor)
     }
     for old, new in copies.items():
-        new.meta.setdefault("example_value", old.meta.get("example_value", old.meta.get("val")))
+        new.meta.setdefault("val", fake_value(old))
     raw_outputs: Any = graph.graph_copy(pieces.gm.graph, copies)
     outputs = [of_tensor[id(o)] if isinstance(o, torch.Tensor) else raw_outputs[o] for o in pieces.outputs]
     graph.output(tuple(_separate(graph, outputs, nodes)))
@@ -171,7 +171,7 @@ def _separate(graph: torch.fx.Graph, outputs: list[torch.fx.Node], placeholders:
         storage = _storage(node)
         if node.op == "placeholder" or node in result or storage is None or storage in seen:
             clone = graph.call_function(torch.clone, (node,))
-            clone.meta = {key: node.meta[key] for key in ("example_value", "stack_trace") if key in node.meta}
+            clone.meta = {key: node.meta[key] for key in ("val", "example_value", "stack_trace") if key in node.meta}
             result.append(clone)
         else:
             seen.add(storage)
@@ -184,7 +184,7 @@ def _storage(node: torch.fx.Node) -> int | None:
     maker = node.args[0] if node.op == "call_function" and node.target is operator.getitem else node
     if isinstance(maker, torch.fx.Node) and is_higher_order(maker.target):
         return None
-    value = node.meta.get("example_value", node.meta.get("val"))
+    value = fake_value(node)
     return storage_id(value) if isinstance(value, torch.Tensor) else None
 
 
@@ -202,7 +202,7 @@ def _identifiers(names: Sequence[str]) -> list[str]:
 
 def _refuse_python_numbers(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
-        value = node.meta.get("example_value", node.meta.get("val"))
+        value = fake_value(node)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise CaptureError(
                 f"Expected shapes and Python numbers that do not depend on tensor values, got one from {node.name}"

@@ -1,4 +1,4 @@
-"""A loss that uses only some outputs has eager's gradients: no zeros through infinite derivatives, `None` where it has."""
+"""A loss that uses only some outputs has the gradients of eager: nothing is sent through what the loss does not use."""
 
 from __future__ import annotations
 
