@@ -58,10 +58,15 @@ def test_twelve_functions_of_one_class_are_as_each_alone() -> None:
         assert fn.cache_info() == (1, 2, 4, 0)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["forward a", "forward b", "backward a", "backward b"])))
+ORDERS = [
+    order
+    for order in itertools.permutations(["forward a", "forward b", "backward a", "backward b"])
+    if all(order.index(f"forward {name}") < order.index(f"backward {name}") for name in "ab")
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=", ".join)
 def test_forwards_and_backwards_interleave_in_any_order(order: tuple[str, ...]) -> None:
-    if order.index("forward a") > order.index("backward a") or order.index("forward b") > order.index("backward b"):
-        order = tuple(sorted(order, reverse=True))
     state, first = compiled(_model(0), (_inputs(0),))
     state, second = sf.compile(state, _model(1), (_inputs(0),), backend="eager")
     engines = {"a": (first, fresh(first.params)), "b": (second, fresh(second.params))}

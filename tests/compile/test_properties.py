@@ -7,7 +7,7 @@ from typing import Any
 
 import chex
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scoped_fn as sf
@@ -105,6 +105,7 @@ def test_a_random_function_equals_eager(program: Any, rows: int, columns: int, s
 
 
 @given(programs(), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3))
+@settings(max_examples=15)  # each one compiles several times
 def test_a_function_compiled_for_one_shape_equals_eager_at_others(program: Any, shapes: list[tuple[int, int]]) -> None:
     function = _function(program)
     state, fn = compiled(function, _leaves(2, 3, 0))
@@ -114,6 +115,7 @@ def test_a_function_compiled_for_one_shape_equals_eager_at_others(program: Any, 
 
 
 @given(programs(), st.integers(1, 3), st.integers(1, 3))
+@settings(max_examples=15)  # each one compiles several times
 def test_both_captures_of_a_random_function_agree(program: Any, rows: int, columns: int) -> None:
     function, inputs = _function(program), _leaves(rows, columns, 0)
     outs = []
@@ -124,6 +126,7 @@ def test_both_captures_of_a_random_function_agree(program: Any, rows: int, colum
 
 
 @given(programs(), st.integers(1, 3), st.integers(0, 100))
+@settings(max_examples=15)  # each one compiles several times
 def test_value_and_grad_of_a_random_loss_equals_eager(program: Any, size: int, seed: int) -> None:
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return sum((one.square().sum() for one in tensors(_function(program)(x, y))), torch.zeros((), dtype=x.dtype))
