@@ -81,6 +81,15 @@ def test_model_starts_as_a_uniform_guess() -> None:
     assert GPT(SMALL)(tokens, tokens.roll(1, dims=1)).item() == pytest.approx(torch.tensor(256.0).log().item(), abs=0.1)
 
 
+def test_model_gradients_are_added_up_in_one_order() -> None:
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    _, fn = sf.compile(sf.init_state(), GPT(SMALL), (tokens, tokens), backend="eager")
+    code = str(fn.joint_graph)
+    assert "mm" in code
+    for unordered in ("embedding_dense_backward", "index_put", "scatter_add"):
+        assert unordered not in code
+
+
 # The optimizer.
 
 
