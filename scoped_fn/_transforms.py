@@ -9,8 +9,9 @@ import torch
 
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
+from scoped_fn._one_graph import check_scalar
 from scoped_fn._structure import flatten, unflatten
-from scoped_fn._whole_step import WholeStep, check_scalar
+from scoped_fn._whole_step import WholeStep
 from scoped_fn.state import CompilerState, tree_map
 
 StatefulFn = Callable[..., tuple[CompilerState, Any]]

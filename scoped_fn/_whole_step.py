@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.fx
 
 from scoped_fn._backends import GraphRole
-from scoped_fn._chain import split_joint
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
-from scoped_fn._graph import Graph, copy_graph, fake_value, output_values
-from scoped_fn._plan import Plan
+from scoped_fn._one_graph import one_graph, only_value_differs
 from scoped_fn._runtime import Variant
 from scoped_fn._specialize import recapture
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._variants import Finish, finish_outputs, whole_variant
-from scoped_fn.passes import identity
 from scoped_fn.stages.apply import apply
-from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import compile_graph
-from scoped_fn.stages.lower import Joint, lower_joint
-from scoped_fn.stages.partition import Split
+from scoped_fn.stages.lower import lower_joint
 from scoped_fn.state import CompilerState
 
 
@@ -65,11 +59,11 @@ class WholeStep:
                 wanted[i] = True
         with torch.inference_mode(False), torch.enable_grad():
             captured, plan = recapture(fn, state, structure, tensors, wanted)
-            captured = _only_value_differs(captured, self.has_aux)
+            captured = only_value_differs(captured, self.has_aux)
             start, constants = captured.num_held - len(captured.constants), (False,) * len(captured.constants)
             joint = lower_joint(captured, (*wanted[:start], *constants, *wanted[start:]), plan.backend)
             state, joint = apply(state, joint, plan.passes.joint)
-            graph, whole = _one_graph(state, joint, plan)
+            graph, whole = one_graph(state, joint, plan)
             role = GraphRole(
                 len(graph.outputs), torch_rng=captured.rng == "torch", whole=whole, lowered_for=plan.backend
             )
@@ -140,88 +134,3 @@ def argument_group(fn: CompiledFn, args: tuple[Any, ...], place: int) -> Group:
             )
     indices = range(start, start + len(tensors))
     return Group(indices, tuple(indices), None, structure)
-
-
-def check_scalar(value: Any) -> Any:
-    """Returns the value if it is a real scalar; raises `SpecError` if not."""
-    if not isinstance(value, torch.Tensor) or value.shape != () or not value.is_floating_point():
-        shown = (
-            f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        )
-        raise SpecError(
-            f"Expected a scalar to differentiate, a floating point tensor of shape [], got {shown}. Reduce it."
-        )
-    return value
-
-
-def _only_value_differs(captured: Captured, has_aux: bool) -> Captured:
-    """Returns the captured graph with every output but the value detached; checks that the value is a scalar."""
-    gm = copy_graph(captured.graph.gm)
-    values = output_values(gm)
-    out = unflatten(captured.out_structure, [fake_value(node) for node in values[: captured.num_outputs]])
-    if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-        raise SpecError(
-            f"Expected {captured.source.name} to return (value, aux), got a {type(out).__name__}. Drop has_aux."
-        )
-    check_scalar(out[0] if has_aux else out)
-    with gm.graph.inserting_before(gm.graph.output_node()):
-        for i, node in enumerate(values[1:], start=1):
-            values[i] = gm.graph.call_method("detach", (node,))
-            values[i].meta = dict(node.meta)
-    gm.graph.output_node().args = (tuple(values),)
-    gm.recompile()
-    return replace(captured, graph=replace(captured.graph, gm=gm))
-
-
-def _one_graph(state: CompilerState, joint: Joint, plan: Plan) -> tuple[Graph, bool]:
-    """Returns forward and backward as one graph, and whether the backend's whole-graph passes are still to come."""
-    by_hand = plan.passes.forward is not identity or plan.passes.backward is not identity
-    if joint.tangents and (by_hand or _has_checkpoint(joint.graph)):
-        _, split = split_joint(state, joint, replace(plan, passes=replace(plan.passes, joint=identity)))
-        return _with_unit_tangents(_merge(split), joint), False
-    return _with_unit_tangents(joint.graph, joint), True
-
-
-def _has_checkpoint(graph: Graph) -> bool:
-    return any("recompute" in node.meta for node in graph.gm.graph.nodes)
-
-
-def _merge(split: Split) -> Graph:
-    """Returns the forward followed by the backward, so that what the partition recomputes is recomputed."""
-    joint, graph = split.joint, torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in joint.graph.gm.graph.find_nodes(op="placeholder"):
-        copies[node] = graph.node_copy(node)
-    primals = list(copies.values())[: joint.num_primals]
-    tangents = list(copies.values())[joint.num_primals :]
-    forward = _inline(graph, split.forward.gm, primals)
-    grads = _inline(graph, split.backward.gm, [*forward[joint.num_forward :], *tangents])
-    graph.output([*forward[: joint.num_forward], *grads])
-    root = torch.nn.Module()
-    for part in (split.forward.gm, split.backward.gm):
-        for node in part.graph.find_nodes(op="get_attr"):
-            setattr(root, str(node.target), getattr(part, str(node.target)))
-    return replace(joint.graph, gm=torch.fx.GraphModule(root, graph))
-
-
-def _inline(graph: torch.fx.Graph, gm: torch.fx.GraphModule, inputs: list[Any]) -> list[Any]:
-    copies = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
-    return list(graph.graph_copy(gm.graph, copies))  # type: ignore[arg-type]
-
-
-def _with_unit_tangents(graph: Graph, joint: Joint) -> Graph:
-    """Returns the graph without tangents: one for the value, zero for anything else."""
-    gm = copy_graph(graph.gm)
-    nodes = gm.graph.find_nodes(op="placeholder")[joint.num_primals :]
-    for node, index in zip(nodes, joint.tangents, strict=True):
-        fake = node.meta["val"]
-        with gm.graph.inserting_after(nodes[-1]):
-            options = {"dtype": fake.dtype, "device": fake.device, "pin_memory": False}
-            number = 1.0 if index == 0 else 0.0
-            unit = gm.graph.call_function(torch.ops.aten.full.default, (list(fake.shape), number), options)
-        unit.meta = {"val": fake}
-        node.replace_all_uses_with(unit)
-    for node in nodes:
-        gm.graph.erase_node(node)
-    gm.recompile()
-    return Graph(gm, graph.inputs[: joint.num_primals], graph.outputs)
