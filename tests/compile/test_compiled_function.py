@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -79,3 +81,26 @@ def test_two_compiles_of_one_model_are_independent() -> None:
     assert state.buffers[first.owner]["num_batches_tracked"].item() == 1
     assert state.buffers[second.owner]["num_batches_tracked"].item() == 0
     assert first.params["weight"] is second.params["weight"]
+
+
+class Tripler:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+@pytest.mark.parametrize(
+    "function", [Tripler(), Tripler().method, functools.partial(torch.mul, other=3), lambda *tensors: tensors[0] * 3]
+)
+def test_anything_that_can_be_called_can_be_compiled(function: Callable[..., torch.Tensor]) -> None:
+    state, fn = compiled(function, (X,))
+    assert_same(fn(state, X)[1], X * 3)
+    assert isinstance(fn.name, str)
+
+
+def test_a_compiled_function_inside_torch_compile_gives_the_right_value() -> None:
+    state, fn = compiled(lambda x: x * 2, (X,))
+    outer = torch.compile(lambda x: fn(state, x)[1] + 1, backend="eager")
+    assert_same(outer(X), X * 2 + 1)

@@ -48,6 +48,9 @@ BAD_CALLS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "extra input": (lambda state, fn: fn(state, fn.params, X, X), "x|input|argument"),
     "unknown keyword": (lambda state, fn: fn(state, fn.params, X, mask=X), "mask"),
     "other structure": (lambda state, fn: fn(state, fn.params, [X]), r"input\[0\]|list"),
+    "sparse tensor": (lambda state, fn: fn(state, fn.params, X.to_sparse()), "sparse"),
+    "array of numpy": (lambda state, fn: fn(state, fn.params, X.numpy()), "ndarray"),
+    "any object": (lambda state, fn: fn(state, fn.params, object()), "object"),
     "text for a tensor": (lambda state, fn: fn(state, fn.params, "rows"), "str|rows"),
 }
 
@@ -140,8 +143,16 @@ def calls_numpy_on_values(x: torch.Tensor) -> torch.Tensor:
     return torch.tensor([x.sum().tolist()]) * 2
 
 
+def has_a_shape_that_depends_on_values(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 2]
+
+
 @pytest.mark.parametrize("capture", ["dynamo", "trace"])
-@pytest.mark.parametrize("function", [branches, takes_item, calls_numpy_on_values], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "function",
+    [branches, takes_item, calls_numpy_on_values, has_a_shape_that_depends_on_values],
+    ids=lambda one: one.__name__,
+)
 def test_code_that_depends_on_values_is_refused_with_its_line(function: Callable[..., Any], capture: str) -> None:
     first = inspect.getsourcelines(function)[1]
     with process_unchanged(), pytest.raises(sf.CaptureError, match=FORM) as caught:

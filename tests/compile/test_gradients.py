@@ -166,6 +166,47 @@ def test_only_the_gradients_asked_for() -> None:
     assert_same(torch.autograd.grad(second.sum(), y)[0], torch.full((2,), 3.0))
 
 
+@BACKENDS
+def test_an_output_that_the_loss_leaves_out_spoils_no_gradient(backend: str) -> None:
+    x = torch.zeros(3, requires_grad=True)
+    state, fn = compiled(lambda x: (x.sum(), x.sqrt()), (x,), backend=backend)
+    fn(state, x)[1][0].backward()
+    assert_same(x.grad, torch.ones(3))
+    assert_same(sf.value_and_grad(fn, has_aux=True)(state, x.detach())[1][1], torch.ones(3))
+
+
+def test_an_in_place_change_of_what_was_saved_is_noticed() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    state, fn = compiled(lambda x: x.sin(), (leaf,))
+    x = leaf * 1
+    out = fn(state, x)[1]
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    state, fn = compiled(lambda x: x.exp(), (leaf,))
+    out = fn(state, leaf)[1]
+    out.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_parameter_may_be_an_input_too() -> None:
+    class Squared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ self.weight).sum()
+
+    model = Squared()
+    state, fn = compiled(model, (model.weight,))
+    fn(state, fn.params, model.weight)[1].backward()
+    ours, model.weight.grad = model.weight.grad, None
+    model(model.weight).backward()
+    assert_same(ours, model.weight.grad)
+
+
 def test_second_derivatives_are_refused_in_words() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     state, fn = compiled(lambda x: (x**3).sum(), (x,))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import assert_trains_like_eager
+import scoped_fn as sf
+from tests.helpers import assert_same, assert_trains_like_eager, compiled
 
 
 class Lists(nn.Module):
@@ -133,6 +134,18 @@ def test_a_module_trains_like_eager_under_inductor(name: str) -> None:
     assert_trains_like_eager(build(), inputs, backend="inductor", rtol=1e-3, atol=1e-4)
 
 
-def test_a_recurrent_module_is_traced() -> None:
+@pytest.mark.parametrize("options", [{"capture": "dynamo"}, {"capture": "trace"}, {"backend": "inductor"}], ids=str)
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN], ids=lambda kind: kind.__name__)
+def test_a_recurrent_module_trains_like_eager_or_is_refused(kind: type[nn.Module], options: dict[str, str]) -> None:
     inputs = (torch.arange(30.0).view(5, 2, 3).sin(),)
-    assert_trains_like_eager(nn.GRU(3, 4), inputs, capture="trace", rtol=1e-4, atol=1e-5)
+    try:
+        assert_trains_like_eager(kind(3, 4), inputs, rtol=1e-4, atol=1e-5, **options)
+    except sf.CaptureError as error:
+        assert f"Expected {kind.__name__}" in str(error)
+
+
+def test_a_recurrent_module_predicts_like_eager() -> None:
+    model, sequence = nn.LSTM(3, 4), torch.arange(30.0).view(5, 2, 3).sin()
+    with torch.no_grad():
+        state, fn = compiled(model, (sequence,))
+        assert_same(fn(state, fn.params, sequence)[1], model(sequence), rtol=1e-5, atol=1e-6)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import scoped_fn as sf
-from tests.helpers import assert_same, assert_trains_like_eager, compiled, fresh, unchanged
+from tests.helpers import assert_same, assert_trains_like_eager, compiled, fresh, process_unchanged, unchanged
 
 
 class Tied(nn.Module):
@@ -227,3 +227,11 @@ def test_the_mode_is_read_at_compile_time_and_kept(training: bool) -> None:
     assert model.training is not training
     model.train(training)
     assert_same(frozen, model(other), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+def test_a_lazy_module_is_refused_and_stays_lazy(capture: str) -> None:
+    model = nn.Sequential(nn.LazyLinear(2), nn.ReLU())
+    with process_unchanged(), pytest.raises((sf.SpecError, sf.CaptureError), match=r"(?i)Expected .*initiali[sz]ed"):
+        compiled(model, (torch.ones(4, 3),), capture=capture)
+    assert nn.parameter.is_lazy(model[0].weight)

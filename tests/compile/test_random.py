@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -157,3 +159,12 @@ def test_value_and_grad_draws_eagers_stream() -> None:
     expected.backward()
     assert_same(value, expected.detach())
     assert_same(grads, leaf.grad)
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["python", "numpy"])
+def test_a_number_drawn_outside_torch_is_never_baked_in(draw: Callable[[], float], capture: str) -> None:
+    streams = random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(sf.CaptureError, match="Expected"):
+        compiled(lambda x: x * float(draw()), (X,), rng="torch", capture=capture)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == streams

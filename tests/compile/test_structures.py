@@ -58,6 +58,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "no inputs": (lambda: torch.ones(2) * 3, ()),
     "no operation": (lambda x: x, (A,)),
     "input inside": (lambda x, y: {"x": x, "y": (y, x + y)}, (A, B)),
+    "size out": (lambda x: (x * 2, x.shape), (A,)),
     "shape out": (lambda x: (x * 2, x.shape[0], tuple(x.shape)), (A,)),
 }
 

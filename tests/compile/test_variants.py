@@ -174,3 +174,29 @@ def test_ambient_autocast_is_part_of_the_variant() -> None:
     assert fn(state, fn.params, x)[1].dtype is torch.float32
     with torch.autocast("cpu", dtype=torch.float16):
         assert fn(state, fn.params, x)[1].dtype is torch.float16
+
+
+def test_numbers_in_the_output_are_those_of_the_call() -> None:
+    state, fn = compiled(lambda x: (x * 2, len(x), x.shape[1] / 2), (torch.ones(2, 3),))
+    for rows, columns in ((2, 3), (5, 4), (2, 3)):
+        assert fn(state, torch.ones(rows, columns))[1][1:] == (rows, columns / 2)
+
+
+def test_autocast_at_compile_time_does_not_stick() -> None:
+    model, x = nn.Linear(8, 4), torch.randn(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        state, fn = compiled(model, (x,))
+    assert_same(fn(state, fn.params, x)[1], model(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_same(fn(state, fn.params, x)[1], model(x))
+
+
+def test_a_new_default_dtype_is_a_variant() -> None:
+    x = torch.ones(3)
+    state, fn = compiled(lambda x: x + torch.zeros(3), (x,))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert fn(state, x)[1].dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert fn(state, x)[1].dtype is torch.float32
