@@ -13,6 +13,7 @@ from scoped_fn._errors import SpecError
 from scoped_fn._graph import Graph, copy_graph, fake_value, output_values
 from scoped_fn._plan import Plan
 from scoped_fn._structure import unflatten
+from scoped_fn._torch import storage_id
 from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Joint
@@ -101,5 +102,24 @@ def _with_unit_tangents(graph: Graph, joint: Joint) -> Graph:
         node.replace_all_uses_with(unit)
     for node in nodes:
         gm.graph.erase_node(node)
+    _separate_outputs(gm)
     gm.recompile()
     return Graph(gm, graph.inputs[: joint.num_primals], graph.outputs)
+
+
+def _separate_outputs(gm: torch.fx.GraphModule) -> None:
+    """Copies each output that shares memory with an input or an earlier output, or with itself as expanded ones do."""
+    seen = {storage_id(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")}
+    values = output_values(gm)
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        for at, node in enumerate(values):
+            fake = node.meta["val"]
+            expanded = any(stride == 0 and size > 1 for size, stride in zip(fake.shape, fake.stride(), strict=True))
+            if expanded or storage_id(fake) in seen or node in values[:at]:
+                options: dict[str, Any] = {"memory_format": torch.contiguous_format} if expanded else {}
+                values[at] = gm.graph.call_function(torch.ops.aten.clone.default, (node,), options)
+                values[at].meta = {
+                    "val": torch.empty_like(fake, memory_format=torch.contiguous_format) if expanded else fake
+                }
+            seen.add(storage_id(fake))
+    gm.graph.output_node().args = (tuple(values),)

@@ -92,7 +92,7 @@ class Memo:
         make: Callable[[tuple[Any, ...]], Variant],
     ) -> Variant:
         """Returns the variant for a call; makes it once, whatever the number of threads that ask."""
-        ambient = ambient_settings()
+        ambient = ambient_settings(kind)
         found = self.find(kind, ambient, structure, tensors)
         if found is None:
             with compile_lock:
@@ -107,17 +107,21 @@ class Memo:
         return CacheInfo(self.captures, self.compiled_graphs, self.compiled_calls, self.eager_calls)
 
 
-def ambient_settings() -> tuple[Any, ...]:
-    """Returns the torch settings of this thread that change what a model computes."""
+def ambient_settings(kind: Any) -> tuple[Any, ...]:
+    """Returns the torch settings of this thread that change what a model computes in a call of this kind."""
+    grad = torch.is_grad_enabled() if kind == "inference" else True
     if not is_any_autocast_enabled():
-        return (torch.get_default_dtype(),)
+        return torch.get_default_dtype(), grad
     devices = [d for d in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(d)]
-    return (torch.get_default_dtype(), *((d, torch.get_autocast_dtype(d)) for d in devices))
+    return torch.get_default_dtype(), grad, *((d, torch.get_autocast_dtype(d)) for d in devices)
 
 
 def launch_code(memo: Memo, code: Code, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Runs compiled code. Casts are already in the graph, so autocast must not act on it again."""
     memo.compiled_calls += 1
+    if torch.is_inference_mode_enabled():  # its tensors could not be saved for a backward, and may go into a state
+        with torch.inference_mode(False), torch.no_grad():
+            return launch_code(memo, code, tensors)
     if is_any_autocast_enabled():
         with disable_autocast():
             return code(tensors)

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from scoped_fn._errors import SpecError
+from scoped_fn._frozen_module import replace_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,14 +19,16 @@ class Source:
     """A model or function, its tensors by name, and how to call it.
 
     Attributes:
-        call: The function, or a structural copy of the module that shares its tensors: the user may change mode,
-            submodules or buffers of the original and later variants still see the model that was compiled.
+        call: The function, or a copy of the module that shares its tensors: the user may change mode, submodules,
+            hooks or attributes of the original and later variants still see the model that was compiled.
         name: The class or function's name.
         params: Canonical name -> parameter; a tied parameter appears once, by its first name.
         aliases: Further name -> canonical name.
         buffers: Canonical name -> the module's own buffer.
         buffer_places: For each buffer, the submodule of `call` and the attribute that holds it.
         training: The module's mode; None for a function.
+        originals: `id` of each of the user's own parameters and buffers -> name.
+        unset_buffers: Submodules of `call` and their buffers that are None.
     """
 
     call: Callable[..., Any]
@@ -34,6 +38,8 @@ class Source:
     buffers: dict[str, torch.Tensor]
     buffer_places: tuple[tuple[nn.Module, str], ...]
     training: bool | None
+    originals: dict[int, str]
+    unset_buffers: tuple[tuple[nn.Module, str], ...]
 
     @property
     def is_module(self) -> bool:
@@ -53,14 +59,37 @@ def make_source(model_or_fn: Any, name: str | None = None) -> Source:
                 f"Expected a torch.nn.Module or a function, got a {type(model_or_fn).__name__}. Pass the model."
             )
         own_name = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
-        return Source(model_or_fn, name or own_name, {}, {}, {}, (), None)
+        return Source(model_or_fn, name or own_name, {}, {}, {}, (), None, {}, ())
     params, aliases = _by_identity(model_or_fn.named_parameters(remove_duplicate=False))
-    buffers, _ = _by_identity(model_or_fn.named_buffers(remove_duplicate=False))
+    parameters = {id(tensor) for tensor in params.values()}
+    named_buffers = model_or_fn.named_buffers(remove_duplicate=False)
+    buffers, _ = _by_identity((n, b) for n, b in named_buffers if id(b) not in parameters)
+    _refuse_lazy({**params, **buffers})
     frozen = replace_tensors(model_or_fn, {})
     own_name = type(model_or_fn).__name__
     return Source(
-        frozen, name or own_name, params, aliases, buffers, buffer_places(frozen, buffers), model_or_fn.training
+        call=frozen,
+        name=name or own_name,
+        params=params,
+        aliases=aliases,
+        buffers=buffers,
+        buffer_places=buffer_places(frozen, buffers),
+        training=model_or_fn.training,
+        originals={id(tensor): key for key, tensor in {**buffers, **params}.items()},
+        unset_buffers=unset_buffers(frozen),
     )
+
+
+def unset_buffers(module: nn.Module) -> tuple[tuple[nn.Module, str], ...]:
+    """Returns the submodules and names of buffers that are None."""
+    tables = ((part, part.__dict__["_buffers"]) for part in module.modules())
+    return tuple((part, name) for part, table in tables for name, value in table.items() if value is None)
+
+
+def _refuse_lazy(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise SpecError(f"Expected tensors with shapes, got lazy {name!r}. Run the model once before compiling it.")
 
 
 def buffer_places(module: nn.Module, names: Iterable[str]) -> tuple[tuple[nn.Module, str], ...]:
@@ -80,35 +109,3 @@ def _by_identity(named: Any) -> tuple[dict[str, Any], dict[str, str]]:
             first[id(tensor)] = name
             canonical[name] = tensor
     return canonical, aliases
-
-
-def replace_tensors(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Module:
-    """Returns a structural copy of a module: new module objects, shared tensors except where replaced.
-
-    Args:
-        module: The module; it is not touched.
-        tensors: `id` of a parameter or buffer -> what takes its place, under every name it has.
-    """
-    return _replace(module, tensors, {})
-
-
-def _replace(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[int, nn.Module]) -> nn.Module:
-    if id(module) in done:
-        return done[id(module)]
-    # Not copy.copy: a module may forbid pickling, on which copying rests.
-    made: nn.Module = object.__new__(type(module))
-    done[id(module)] = made
-    fields, children = made.__dict__, module.__dict__["_modules"].items()
-    for name, value in module.__dict__.items():
-        fields[name] = _swap(value, tensors)
-    fields["_modules"] = {name: child if child is None else _replace(child, tensors, done) for name, child in children}
-    return made
-
-
-def _swap(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
-    """Replaces tensors in an attribute: recurrent layers, for one, also keep their parameters in a list."""
-    if type(value) is dict:
-        return {key: tensors.get(id(item), item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(tensors.get(id(item), item) for item in value)
-    return tensors.get(id(value), value)

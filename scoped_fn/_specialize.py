@@ -10,9 +10,10 @@ import torch
 
 from scoped_fn._chain import Training, compile_captured
 from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError
+from scoped_fn._frozen_module import replace_tensors
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import Variant
-from scoped_fn._source import Source, buffer_places, replace_tensors
+from scoped_fn._source import Source, buffer_places, unset_buffers
 from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure
 from scoped_fn._variants import inference_variant, training_variant
@@ -29,7 +30,8 @@ def plain_variant(
     fn: CompiledFn, state: CompilerState, kind: str, structure: Structure, tensors: list[torch.Tensor]
 ) -> Variant:
     """Returns a new training or inference variant for a call."""
-    with torch.inference_mode(False), torch.set_grad_enabled(kind == "training"):
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
         captured, plan = recapture(fn, state, structure, tensors, [t.requires_grad for t in tensors])
         state, pieces = compile_captured(state, captured, plan)
     memo = fn._memo
@@ -102,6 +104,7 @@ def as_called(source: Source, held: list[torch.Tensor], wanted: list[bool]) -> S
         params={name: cast(torch.nn.Parameter, swaps.get(name, own)) for name, own in source.params.items()},
         buffers={name: swaps.get(name, own) for name, own in source.buffers.items()},
         buffer_places=buffer_places(call, source.buffers),
+        unset_buffers=unset_buffers(call),
     )
 
 
@@ -120,7 +123,7 @@ def resolve_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:
             raise SpecError(
                 f"Expected params of {fn.name} by name, got the unknown {name!r}. Known: {', '.join(source.params)}."
             )
-        if found.setdefault(canonical, tensor) is not tensor:
+        if not _same_tensor(found.setdefault(canonical, tensor), tensor):
             raise SpecError(
                 f"Expected one tensor for {canonical!r} and {name!r}, which are tied, got two. Pass it once."
             )
@@ -128,6 +131,12 @@ def resolve_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:
     if missing:
         raise SpecError(f"Expected params of {fn.name} to have {', '.join(map(repr, missing))}, got none. Add it.")
     return [found[name] for name in source.params]
+
+
+def _same_tensor(left: Any, right: Any) -> bool:
+    if left is right or not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+        return left is right
+    return left.data_ptr() == right.data_ptr() and left.shape == right.shape and left.stride() == right.stride()
 
 
 def check_held(fn: CompiledFn, held: list[torch.Tensor]) -> None:
@@ -141,7 +150,7 @@ def check_held(fn: CompiledFn, held: list[torch.Tensor]) -> None:
         if str(expected) != str(got):
             raise SpecError(
                 f"Expected {name!r} of {fn.name} to be {expected}, got {got}. "
-                "Convert it, or compile the model with parameters of that kind."
+                "Convert it, or compile the model with one of that kind."
             )
 
 

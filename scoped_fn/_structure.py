@@ -26,15 +26,15 @@ STATIC_TYPES = (
 class Static:
     """A leaf that is no tensor. Compares by type and exact value: 1, 1.0 and True are three things, NaN is one."""
 
-    kind: type
-    text: str
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and (self.kind, self.text) == (other.kind, other.text)
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
+            return False
+        return _exact(self.value) == _exact(other.value)  # type: ignore[no-any-return]
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.text))
+        return hash(type(self.value))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
 
 
 def _fields(instance: Any) -> dict[str, Any]:
-    return {field.name: getattr(instance, field.name) for field in fields(instance) if hasattr(instance, field.name)}
+    declared = {f.name: getattr(instance, f.name) for f in fields(instance) if hasattr(instance, f.name)}
+    return {**declared, **getattr(instance, "__dict__", {})}
 
 
 def _build(kind: type, values: dict[str, Any]) -> Any:
@@ -127,4 +128,13 @@ def _static(leaf: Any, what: str) -> Static:
             f"Expected {what} of tensors, numbers, strings, None and containers of them, got a {type(leaf).__name__}. "
             "Pass its tensors, or register the class with torch.utils._pytree.register_pytree_node."
         )
-    return Static(type(leaf), repr(leaf), leaf)
+    return Static(leaf)
+
+
+def _exact(value: Any) -> Any:
+    """Returns what two equal values share and no others do: NaN is one value, 0.0 and -0.0 are two."""
+    if isinstance(value, float):
+        return float.hex(value)
+    if isinstance(value, complex):
+        return float.hex(value.real), float.hex(value.imag)
+    return id(value) if isinstance(value, (enum.Enum, type)) else value

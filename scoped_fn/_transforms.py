@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_au
 
     Returns:
         A function whose gradients have the structure of the argument (a tuple of them for a tuple `argnums`). What the
-        value does not depend on has a gradient of zeros, and so has a parameter that was frozen at compile time.
+        value does not depend on has a gradient of zeros, and so has a parameter of a compiled module that was frozen
+        when it was compiled. Parameters come back under the names they were passed by.
 
     Raises:
         SpecError: At the call: the value is not a scalar, or an argument has tensors that are not differentiable.
@@ -53,21 +54,34 @@ def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_au
 
     def value_and_grad_of(state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
         places = (argnums,) if isinstance(argnums, int) else argnums
+        if max(places, default=0) >= len(args):
+            raise SpecError(f"Expected argnums below {len(args)}, got {argnums!r}. Count arguments after the state.")
         flat = [flatten(args[i], f"argument {i}") for i in places]
-        leaves = [[_leaf(tensor, i) for tensor in tensors] for i, (tensors, _) in zip(places, flat, strict=True)]
-        changed = list(args)
-        for i, mine, (_, structure) in zip(places, leaves, flat, strict=True):
-            changed[i] = unflatten(structure, list(mine))
-        with torch.enable_grad():
-            state, out = fn(state, *changed, **kwargs)
+        with torch.inference_mode(False), torch.enable_grad():
+            leaves = [[_leaf(tensor, i) for tensor in tensors] for i, (tensors, _) in zip(places, flat, strict=True)]
+            changed = dict(enumerate(args))
+            for i, mine, (_, structure) in zip(places, leaves, flat, strict=True):
+                changed[i] = unflatten(structure, list(mine))
+            state, out = fn(state, *changed.values(), **kwargs)
             value = check_scalar(out[0] if has_aux else out)
-            every = [leaf for mine in leaves for leaf in mine]
-            found = iter(torch.autograd.grad(value, every, materialize_grads=True))
+            found = iter(_gradients(value, [leaf for mine in leaves for leaf in mine]))
         grads = tuple(unflatten(s, [next(found) for _ in mine]) for mine, (_, s) in zip(leaves, flat, strict=True))
-        result: Any = (state, (out, grads[0] if isinstance(argnums, int) else grads))
-        return tree_map(_detached, result)  # type: ignore[return-value]
+        apart: Any = tree_map(_detached, state)  # type: ignore[arg-type]
+        return apart, (detached(out), grads[0] if isinstance(argnums, int) else grads)
 
     return value_and_grad_of
+
+
+def _gradients(value: torch.Tensor, leaves: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    if not leaves or not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return torch.autograd.grad(value, leaves, materialize_grads=True)
+
+
+def detached(value: Any) -> Any:
+    """Returns a structured value with its tensors detached from autograd's graph."""
+    tensors, structure = flatten(value, "outputs")
+    return unflatten(structure, [tensor.detach() for tensor in tensors])
 
 
 def _leaf(tensor: torch.Tensor, place: int) -> torch.Tensor:
@@ -76,7 +90,7 @@ def _leaf(tensor: torch.Tensor, place: int) -> torch.Tensor:
             f"Expected argument {place} to have floating point tensors to differentiate, got {tensor.dtype}. "
             "Choose others with argnums."
         )
-    return tensor.detach().requires_grad_()
+    return (tensor.clone() if tensor.is_inference() else tensor).detach().requires_grad_()
 
 
 def _detached(leaf: Any) -> Any:

@@ -37,7 +37,11 @@ def whole_variant(
     def launch(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         return launch_code(memo, code, [*tensors[:at], *constants, *tensors[at:]])
 
-    return _variant(kind, captured, launch, finish, new_buffers)
+    def launch_apart(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        with torch.no_grad():  # something requires a gradient, but no output depends on it
+            return launch(tensors)
+
+    return _variant(kind, captured, launch_apart if kind == "training" else launch, finish, new_buffers)
 
 
 def training_variant(split: Split, forward: Compiled, backward: Compiled, memo: Memo) -> Variant:
@@ -110,7 +114,7 @@ def _variant(kind: Any, captured: Captured, launch: Launch, finish: Finish, new_
     start = captured.num_held - len(captured.constants)
     return Variant(
         kind=kind,
-        ambient=ambient_settings(),
+        ambient=ambient_settings(kind),
         structure=captured.in_structure,
         specs=(*captured.specs[:start], *captured.specs[captured.num_held :]),
         need_grad=kind == "training",

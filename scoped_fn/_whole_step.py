@@ -46,7 +46,8 @@ class WholeStep:
         )
         with torch.no_grad():
             results = variant.launch(tensors)
-            return fn.next_state(state, variant, results), variant.finish(results, tensors)
+            value, grads = variant.finish(results, tensors)
+            return fn.next_state(state, variant, results), (value, self._named_as_given(args, grads))
 
     def _make(
         self, kind: Any, state: CompilerState, args: tuple[Any, ...], structure: Structure, tensors: list[torch.Tensor]
@@ -72,6 +73,16 @@ class WholeStep:
         at = {i if i < start else i - len(constants): joint.num_forward + n for n, i in enumerate(joint.grads)}
         finish = self._finish(finish_outputs(captured), groups, at)
         return whole_variant(kind, captured, compiled, joint.new_buffers, fn._memo, finish)
+
+    def _named_as_given(self, args: tuple[Any, ...], grads: Any) -> Any:
+        """Returns gradients of tied parameters under the names that the caller used."""
+        aliases = self.fn.captured.source.aliases
+        if not aliases or 0 not in self._places or not any(name in aliases for name in args[0]):
+            return grads
+        every = [grads] if isinstance(self.argnums, int) else list(grads)
+        at = self._places.index(0)
+        every[at] = {name: every[at][aliases.get(name, name)] for name in args[0]}
+        return every[0] if isinstance(self.argnums, int) else tuple(every)
 
     @property
     def _places(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from types import FunctionType
 from typing import Any, cast
@@ -15,14 +14,14 @@ from scoped_fn._graph import fake_value
 from scoped_fn._source import Source
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch import DynamoCapture, TorchDynamoException, capture_with_dynamo
-from scoped_fn.stages.captured import Pieces
+from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
 
 
 def capture_dynamo(
     source: Source, structure: Structure, tensors: list[torch.Tensor]
 ) -> tuple[Pieces, Any, dict[str, torch.Tensor]]:
     """Returns the raw graph, the structured result with stand-ins for tensors, and the buffers assigned anew."""
-    places = source.buffer_places
+    places, unset = source.buffer_places, source.unset_buffers
     carried = [place for place, own in zip(places, source.buffers.values(), strict=True) if own.requires_grad]
     args, kwargs = unflatten(structure, tensors)
 
@@ -31,7 +30,8 @@ def capture_dynamo(
             setattr(module, name, getattr(module, name).clone())
         result = source.call(*args, **kwargs)
         # The constant keeps a graph without any operation from being empty, which Dynamo refuses.
-        return result, [getattr(module, name) for module, name in places], torch.zeros(())
+        now = [getattr(module, name) for module, name in places]
+        return result, now, [getattr(module, name) for module, name in unset], torch.zeros(())
 
     try:
         captured = capture_with_dynamo(cast(FunctionType, call))
@@ -43,7 +43,8 @@ def capture_dynamo(
 
 def _pieces(captured: DynamoCapture, source: Source) -> tuple[Pieces, Any, dict[str, torch.Tensor]]:
     stand_ins = [_stand_in(node) for node in captured.gm.graph.output_node().args[0]]  # type: ignore[union-attr]
-    result, buffers, marker = captured.rebuild(stand_ins)
+    result, buffers, unset, marker = captured.rebuild(stand_ins)
+    refuse_none(source, dict(zip(source.buffers, buffers, strict=True)), unset)
     index = {id(tensor): i for i, tensor in enumerate(stand_ins)}
     changed = {
         name: now for (name, before), now in zip(source.buffers.items(), buffers, strict=True) if now is not before
@@ -65,14 +66,7 @@ def _stand_in(node: Any) -> torch.Tensor:
 
 def _warn_about(side_effects: tuple[str, ...], source: Source) -> None:
     sources = [name for text in side_effects for name in re.findall(r"\"[^\"]*\"|'[^']*'(?=[,\]])", text)]
-    others = sorted({name.strip("\"'") for name in sources if "_buffers" not in name})
-    if others:
-        warnings.warn(
-            f"Expected {source.name} to change nothing but its buffers, got changes to Python objects: "
-            f"{', '.join(others)}. A compiled function is pure and does not make them: return the values, "
-            "or keep them in buffers.",
-            stacklevel=6,
-        )
+    warn_about_side_effects(source, sorted({n.strip("\"'") for n in sources if "_buffers" not in n}))
 
 
 def _explain(error: TorchDynamoException, source: Source) -> str:

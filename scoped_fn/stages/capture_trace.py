@@ -16,11 +16,12 @@ from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 from scoped_fn._errors import CaptureError
-from scoped_fn._source import Source, replace_tensors
+from scoped_fn._frozen_module import replace_tensors
+from scoped_fn._source import Source, buffer_places, unset_buffers
 from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch import fake_mode, make_fx, top_saved_tensors_hooks
-from scoped_fn.stages.captured import Pieces
+from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
 
 
 def capture_trace(
@@ -59,14 +60,33 @@ def _run(
     carried = {id(own) for own in source.buffers.values() if own.requires_grad}
     places = {id(t): new.clone() if id(t) in carried else new for t, new in zip(real, traced, strict=True)}
     model = replace_tensors(source.call, places)  # type: ignore[arg-type]
+    unset = unset_buffers(model)
+    attributes = _attributes(model)
     result = model(*args, **kwargs)
+    after = {
+        name: getattr(module, leaf)
+        for name, (module, leaf) in zip(source.buffers, buffer_places(model, source.buffers), strict=True)
+    }
+    refuse_none(source, after, [getattr(module, name) for module, name in unset])
+    warn_about_side_effects(
+        source, [f"self.{name}" for name, value in _attributes(model).items() if attributes.get(name) is not value]
+    )
     changed: dict[str, torch.Tensor] = {}
     for name, before in source.buffers.items():
-        path, _, leaf = name.rpartition(".")
-        now = getattr(model.get_submodule(path), leaf)
+        now = after[name]
         if now is not places[id(before)] or id(before) in carried:
             changed[name] = now
     return result, changed
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, Any]:
+    """Returns every attribute of every submodule but for the tables that modules keep themselves."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules()
+        for name, value in module.__dict__.items()
+        if not (name.startswith("_") and isinstance(value, dict))
+    }
 
 
 def _held(source: Source) -> int:
@@ -100,6 +120,11 @@ class _HookWatch(TorchFunctionMode):
     """Refuses operations under saved-tensor hooks, the mark of a checkpoint region."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.register_hook:
+            raise CaptureError(
+                "Expected a model without tensor hooks for capture='trace', which would lose them, got one. "
+                "Compile with capture='dynamo'."
+            )
         if top_saved_tensors_hooks(False) is not None:
             raise CaptureError(
                 "Expected a model without checkpoint regions or saved-tensor hooks for capture='trace', "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import operator
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +128,9 @@ def normalize(pieces: Pieces, frame: Frame, output_names: Sequence[str]) -> tupl
     }
     for old, new in copies.items():
         new.meta.setdefault("val", fake_value(old))
+    for node, tensor in zip(nodes, real, strict=True):
+        if fake_value(node) is None:
+            node.meta["val"] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     raw_outputs: Any = graph.graph_copy(pieces.gm.graph, copies)
     outputs = [of_tensor[id(o)] if isinstance(o, torch.Tensor) else raw_outputs[o] for o in pieces.outputs]
     graph.output(tuple(_separate(graph, outputs, nodes)))
@@ -149,11 +153,39 @@ def with_constants_checked(constants: tuple[torch.Tensor, ...], where: str) -> t
     return constants
 
 
+def warn_about_side_effects(source: Source, places: Sequence[str]) -> None:
+    """Warns that the model changes Python objects, if it does."""
+    if places:
+        warnings.warn(
+            f"Expected {source.name} to change nothing but its buffers, got changes to Python objects: "
+            f"{', '.join(places)}. A compiled function is pure and does not make them: return the values, "
+            "or keep them in buffers.",
+            stacklevel=2,
+        )
+
+
+def refuse_none(source: Source, buffers: dict[str, Any], unset: Sequence[Any]) -> None:
+    """Raises `CaptureError` if a buffer became None, or one that was None became a tensor."""
+    gone = [name for name, value in buffers.items() if value is None]
+    born = [name for (_, name), value in zip(source.unset_buffers, unset, strict=True) if value is not None]
+    if gone or born:
+        raise CaptureError(
+            f"Expected {source.name} to keep the buffers it had when it was compiled, got {(gone + born)[0]!r} "
+            f"{'set to None' if gone else 'set, which was None'}. Register it as a tensor, and assign tensors."
+        )
+
+
 def _constants(pieces: Pieces, frame: Frame) -> tuple[torch.Tensor, ...]:
     known = {id(tensor) for tensor in [*frame.held, *frame.inputs]}
     found: dict[int, torch.Tensor] = {}
     for value in [*pieces.values, *pieces.outputs]:
         if isinstance(value, torch.Tensor) and id(value) not in known:
+            if id(value) in frame.source.originals:
+                raise CaptureError(
+                    f"Expected {frame.source.name} to reach its tensors through its own modules, got "
+                    f"{frame.source.originals[id(value)]!r} through a closure, which would keep its present value. "
+                    "Use self, or pass it as an argument."
+                )
             found[id(value)] = value
         elif not isinstance(value, (torch.Tensor, int)):
             raise CaptureError(
