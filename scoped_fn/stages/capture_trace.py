@@ -7,21 +7,19 @@ refused.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node
-from torch.overrides import TorchFunctionMode
 
 from scoped_fn._errors import CaptureError
 from scoped_fn._frozen_module import replace_tensors
 from scoped_fn._source import Source, buffer_places, unset_buffers
 from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure, flatten, unflatten
-from scoped_fn._torch import fake_mode, make_fx, top_saved_tensors_hooks
+from scoped_fn._torch import fake_mode, make_fx
 from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
+from scoped_fn.stages.trace_watch import refuse_hidden_rules, user_place
 
 
 def capture_trace(
@@ -40,7 +38,7 @@ def capture_trace(
     try:
         with mode:
             fakes = [spec_of(tensor, "a tensor").fake() for tensor in real]
-            _refuse_hidden_rules(flat, fakes)
+            refuse_hidden_rules(flat, fakes)
             gm = make_fx(flat, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
     except CaptureError:
         raise
@@ -116,46 +114,8 @@ def _pieces(
     return Pieces(gm, [by_node[node] for node in order], found), seen["result"], seen["changed"]
 
 
-class _HookWatch(TorchFunctionMode):
-    """Refuses operations under saved-tensor hooks, the mark of a checkpoint region."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.Tensor.register_hook:
-            raise CaptureError(
-                "Expected a model without tensor hooks for capture='trace', which would lose them, got one. "
-                "Compile with capture='dynamo'."
-            )
-        if top_saved_tensors_hooks(False) is not None:
-            raise CaptureError(
-                "Expected a model without checkpoint regions or saved-tensor hooks for capture='trace', "
-                "which would lose them, got one. Compile with capture='dynamo'."
-            )
-        return function(*args, **(kwargs or {}))
-
-
-def _refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[torch.Tensor]) -> None:
-    copies = [fake.detach().clone().requires_grad_(fake.requires_grad) for fake in fakes]
-    with _HookWatch():
-        outputs = flat(*copies)
-    pending = [o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None]
-    seen: set[Node] = set()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            raise CaptureError(
-                "Expected a model without custom autograd.Functions for capture='trace', which would lose their "
-                f"backward, got {type(node).__name__.removesuffix('Backward')}. Compile with capture='dynamo'."
-            )
-        pending += [parent for parent, _ in node.next_functions if parent is not None]
-
-
 def _explain(error: Exception, source: Source) -> str:
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else ""
+    where = user_place(traceback.extract_tb(error.__traceback__))
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
         f"Expected {source.name} to run on tensors without data, got {type(error).__name__}{where}: {reason}. "

@@ -16,6 +16,8 @@ from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.effects import refuse_mutation, refuse_random_ops
 from scoped_fn.state import CompilerState
 
+INFERENCE_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+
 
 @dataclass(frozen=True, eq=False)
 class Joint:
@@ -101,7 +103,7 @@ def lower_inference(
 ) -> tuple[CompilerState, Inference]:
     """Returns the forward graph alone. Arguments and errors are those of `lower_training`."""
     exported = _export(captured, (False,) * len(captured.specs), backend)
-    gm, new_buffers, _ = _arrange(captured, exported)
+    gm, new_buffers, _ = _arrange(captured, exported, ())
     graph = Graph(gm, captured.graph.inputs, _forward_names(captured, new_buffers))
     return state, Inference(captured, graph, new_buffers, backend)
 
@@ -109,12 +111,21 @@ def lower_inference(
 def lower_joint(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> Joint:
     """Returns the joint graph with gradients for the wanted placeholders, one flag for each placeholder."""
     exported = _export(captured, wanted, backend)
-    gm, new_buffers, grads = _arrange(captured, exported)
+    if any(node.target is INFERENCE_LSTM for node in exported.gm.graph.nodes):
+        exported = _export(captured, _with_inputs(captured, wanted), backend)
+    gm, new_buffers, grads = _arrange(captured, exported, wanted)
     names = _forward_names(captured, new_buffers)
     tangents = tuple(_tangent_index(of, captured, new_buffers) for of in exported.tangents)
     inputs = (*captured.graph.inputs, *(f"tangent({names[i]})" for i in tangents))
     outputs = (*names, *(f"grad({captured.graph.inputs[i]})" for i in grads))
     return Joint(captured, Graph(gm, inputs, outputs), new_buffers, tangents, grads, backend)
+
+
+def _with_inputs(captured: Captured, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Adds the inputs: torch takes an LSTM whose input requires no gradient for inference, parameters or not (2.14)."""
+    start = captured.num_held
+    differentiable = [spec.dtype.is_floating_point for spec in captured.specs[start:]]
+    return (*wanted[:start], *(w or d for w, d in zip(wanted[start:], differentiable, strict=True)))
 
 
 def _export(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> ExportedGraph:
@@ -138,7 +149,7 @@ def _export(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> E
 
 
 def _arrange(
-    captured: Captured, exported: ExportedGraph
+    captured: Captured, exported: ExportedGraph, wanted: tuple[bool, ...]
 ) -> tuple[torch.fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
     """Orders the outputs: the model's, the new buffers, the gradients that exist. Edits the exported graph."""
     gm, output = exported.gm, exported.gm.graph.output_node()
@@ -148,7 +159,9 @@ def _arrange(
     results = values[start:end]
     buffers = {captured.graph.inputs[i]: values[at] for at, i in enumerate(exported.mutated)}
     buffers |= dict(zip(captured.new_buffers, results[captured.num_outputs :], strict=True))
-    kept = [(value, of) for value, of in zip(values[end:], exported.grads, strict=True) if of is not None]
+    kept = [
+        (value, of) for value, of in zip(values[end:], exported.grads, strict=True) if of is not None and wanted[of]
+    ]
     ordered = [*results[: captured.num_outputs], *buffers.values(), *(value for value, _ in kept)]
     output.args = ([value for value, _ in ordered],)
     output.meta["desc"] = [kind for _, kind in ordered]

@@ -1,0 +1,69 @@
+"""What a plain trace would lose in silence, found by one run of the model on tensors without data."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+
+from scoped_fn._errors import CaptureError
+from scoped_fn._torch import top_saved_tensors_hooks
+
+
+def refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[torch.Tensor]) -> None:
+    """Raises `CaptureError` for checkpoint regions, hooks, custom autograd.Functions and shapes that depend on values.
+
+    Args:
+        flat: The model as a function of tensors.
+        fakes: Fake tensors to run it on.
+    """
+    copies = [fake.detach().clone().requires_grad_(fake.requires_grad) for fake in fakes]
+    with _Watch():
+        outputs = flat(*copies)
+    pending = [o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None]
+    seen: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            name = type(node).__name__.removesuffix("Backward")
+            raise CaptureError(_lost(f"custom autograd.Functions such as {name}"))
+        pending += [parent for parent, _ in node.next_functions if parent is not None]
+
+
+def user_place(stack: traceback.StackSummary) -> str:
+    """Returns ' at file:line: `code`' of the innermost frame that is neither torch's nor ours, or ''."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = [frame for frame in stack if not frame.filename.startswith(ours)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else ""
+
+
+class _Watch(TorchFunctionMode):
+    """Looks at each operation of the model."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.register_hook:
+            raise CaptureError(_lost("tensor hooks"))
+        if top_saved_tensors_hooks(False) is not None:
+            raise CaptureError(_lost("checkpoint regions and saved-tensor hooks"))
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in result.shape):
+            raise CaptureError(
+                f"Expected shapes that do not depend on tensor values, got one{user_place(traceback.extract_stack())}. "
+                "Use torch.where, which keeps the shape."
+            )
+        return result
+
+
+def _lost(what: str) -> str:
+    return (
+        f"Expected a model without {what} for capture='trace', which would lose them, got "
+        f"one{user_place(traceback.extract_stack())}. Compile with capture='dynamo'."
+    )
