@@ -68,6 +68,33 @@ class _WriteWatch(torch.fx.Interpreter):
         return result
 
 
+def refuse_shared_memory(captured: Captured, changed: tuple[str, ...]) -> None:
+    """Raises `MutationError` if the model changes a buffer whose memory another buffer or parameter shares.
+
+    In eager both would change; in the state each has memory of its own.
+    """
+    held = {**captured.source.params, **captured.source.buffers}
+    for name in changed:
+        other = next((key for key, tensor in held.items() if key != name and _overlap(held[name], tensor)), None)
+        if other is not None:
+            raise MutationError(
+                f"Expected {captured.source.name} to change buffers that own their memory, got {name!r}, which shares "
+                f"memory with {other!r}. Register a clone, or compute one from the other in forward."
+            )
+
+
+def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+    (start, end), (other_start, other_end) = _memory_range(left), _memory_range(right)
+    return start < other_end and other_start < end
+
+
+def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
+    if tensor.numel() == 0 or tensor.device.type == "meta":
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
 def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
     """Raises `RandomOpError` if a graph draws random numbers."""
     for node in gm.graph.nodes:

@@ -13,7 +13,7 @@ from scoped_fn._errors import CaptureError, SpecError
 from scoped_fn._graph import Graph, copy_graph, output_values
 from scoped_fn._torch import ExportedGraph, compile_lock, export_with_aot, fake_mode
 from scoped_fn.stages.captured import Captured
-from scoped_fn.stages.effects import refuse_mutation, refuse_random_ops
+from scoped_fn.stages.effects import refuse_mutation, refuse_random_ops, refuse_shared_memory
 from scoped_fn.state import CompilerState
 
 INFERENCE_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
@@ -104,6 +104,7 @@ def lower_inference(
     """Returns the forward graph alone. Arguments and errors are those of `lower_training`."""
     exported = _export(captured, (False,) * len(captured.specs), backend)
     gm, new_buffers, _ = _arrange(captured, exported, ())
+    refuse_shared_memory(captured, new_buffers)
     graph = Graph(gm, captured.graph.inputs, _forward_names(captured, new_buffers))
     return state, Inference(captured, graph, new_buffers, backend)
 
@@ -114,6 +115,7 @@ def lower_joint(captured: Captured, wanted: tuple[bool, ...], backend: Backend) 
     if any(node.target is INFERENCE_LSTM for node in exported.gm.graph.nodes):
         exported = _export(captured, _with_inputs(captured, wanted), backend)
     gm, new_buffers, grads = _arrange(captured, exported, wanted)
+    refuse_shared_memory(captured, new_buffers)
     names = _forward_names(captured, new_buffers)
     tangents = tuple(_tangent_index(of, captured, new_buffers) for of in exported.tangents)
     inputs = (*captured.graph.inputs, *(f"tangent({names[i]})" for i in tangents))

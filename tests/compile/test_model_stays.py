@@ -218,3 +218,19 @@ def test_a_value_that_depends_on_nothing_has_zero_gradients() -> None:
     assert_same(step(sf.init_state(), torch.ones(2))[1][1], torch.zeros(2))
     with pytest.raises(sf.SpecError, match=r"Expected argnums below 1, got 3"):
         sf.value_and_grad(users_own, argnums=3)(sf.init_state(), torch.ones(2))
+
+
+def test_a_changed_buffer_that_shares_memory_is_refused() -> None:
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            base = torch.zeros(4)
+            self.register_buffer("base", base)
+            self.register_buffer("view", base[:2])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.base.add_(1)
+            return x.sum() * self.view
+
+    with pytest.raises(sf.MutationError, match=r"got 'base', which shares memory with 'view'. Register a clone"):
+        compiled(Views(), (X,))
