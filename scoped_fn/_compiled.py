@@ -20,7 +20,7 @@ from scoped_fn._torch import in_transform
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Inference
 from scoped_fn.stages.partition import Split
-from scoped_fn.state import CompilerState, FrozenDict, OwnershipError
+from scoped_fn.state import CompilerState, FrozenDict
 from scoped_fn.state.owners import check_owner
 
 
@@ -130,17 +130,11 @@ class CompiledFn:
                 raise SpecError("Expected fn(state, params, *inputs), got no params. Pass fn.params, or your own dict.")
             held = ordered_params(self, args[0])
             args = args[1:]
-        buffers = state.buffers.get(self.owner)
-        if buffers is None:
-            check_owner(state, self.owner)
-            buffers = FrozenDict()
-        try:
-            held += [buffers[name] for name in source.buffers]
-        except KeyError as error:
-            raise OwnershipError(
-                f"Expected buffer {error} of owner {self.owner} in the state, got {sorted(buffers)}. "
-                "Set every buffer with set_buffers."
-            ) from None
+        owner = state.owners.get(self.owner)
+        if owner is None or owner.name != source.name:
+            check_owner(state, self.owner, source.name)
+        if source.buffers:
+            held += _specialize.buffers_of(self, state)
         inputs, structure = self._inputs(args, kwargs)
         tensors = [*held, *inputs]
         try:

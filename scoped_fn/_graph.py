@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.fx
+
+TORCH_FOLDER, OWN_FOLDER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,7 @@ def output_values(gm: torch.fx.GraphModule) -> list[Any]:
 def user_line(node: torch.fx.Node) -> str:
     """Returns ' (file:line)' of the user's code behind a node, or '' if it is not known."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File " in line]
+    lines = [line for line in lines if not any(folder in line for folder in (TORCH_FOLDER, OWN_FOLDER))]
     if not lines:
         return ""
     file, line, *_ = lines[-1].removeprefix("File ").split(", ")

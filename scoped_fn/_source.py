@@ -89,7 +89,9 @@ def unset_buffers(module: nn.Module) -> tuple[tuple[nn.Module, str], ...]:
 def _refuse_lazy(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if is_lazy(tensor):
-            raise SpecError(f"Expected tensors with shapes, got lazy {name!r}. Run the model once before compiling it.")
+            raise SpecError(
+                f"Expected an initialized model, got lazy {name!r}. Run the model once before compiling it."
+            )
 
 
 def buffer_places(module: nn.Module, names: Iterable[str]) -> tuple[tuple[nn.Module, str], ...]:

@@ -20,7 +20,7 @@ from scoped_fn._variants import inference_variant, training_variant
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.capture import capture_call, describe_inputs
 from scoped_fn.stages.captured import Captured
-from scoped_fn.state import CompilerState
+from scoped_fn.state import CompilerState, FrozenDict, OwnershipError
 
 if TYPE_CHECKING:
     from scoped_fn._compiled import CompiledFn
@@ -106,6 +106,18 @@ def as_called(source: Source, held: list[torch.Tensor], wanted: list[bool]) -> S
         buffer_places=buffer_places(call, source.buffers),
         unset_buffers=unset_buffers(call),
     )
+
+
+def buffers_of(fn: CompiledFn, state: CompilerState) -> list[torch.Tensor]:
+    """Returns the buffers of a function from a state, in order; raises `OwnershipError` if one is missing."""
+    held, names = state.buffers.get(fn.owner, FrozenDict()), fn.captured.source.buffers
+    try:
+        return [held[name] for name in names]
+    except KeyError as error:
+        raise OwnershipError(
+            f"Expected buffer {error} of owner {fn.owner} ({fn.name}) in the state, got {sorted(held) or 'none'}. "
+            "Pass one state through every call; after set_buffers it must hold every buffer."
+        ) from None
 
 
 def resolve_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:

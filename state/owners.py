@@ -61,14 +61,21 @@ def set_buffers(state: CompilerState, owner: int, buffers: Mapping[str, torch.Te
     return replace(state, buffers=state.buffers.set(owner, FrozenDict(buffers)))
 
 
-def check_owner(state: CompilerState, token: Any) -> int:
-    """Returns `token` if the state holds it; raises `OwnershipError` with what happened to it if not."""
-    if token in state.owners:
+def check_owner(state: CompilerState, token: Any, name: str | None = None) -> int:
+    """Returns `token` if the state holds it, under that name if one is given.
+
+    Raises:
+        OwnershipError: It does not; the text says what happened to it.
+    """
+    held = state.owners.get(token) if isinstance(token, int) else None
+    if held is not None and name in (None, held.name):
         return int(token)
-    was = isinstance(token, int) and 0 <= token < state.next_token
-    fate = "one that was released" if was else "one that this state never handed out"
-    held = ", ".join(f"{key} ({owner.name})" for key, owner in state.owners.items()) or "none"
-    raise OwnershipError(
-        f"Expected an owner that the state holds ({held}), got {token!r}, {fate}. "
-        "Use the newest state, the one returned by compile or by the last call."
-    )
+    what = f"owner {token!r}" + (f" ({name})" if name else "")
+    if held is not None:
+        fate, advice = f"a state in which {token} is {held.name}", "Pass one state through every call, not two apart."
+    elif isinstance(token, int) and 0 <= token < state.next_token:
+        fate, advice = "a state in which it was released", "Compile again to use it; there is nothing left to release."
+    else:
+        fate, advice = "a state that never handed it out", "Use the state returned by compile or by the last call."
+    others = ", ".join(f"{key} ({owner.name})" for key, owner in state.owners.items()) or "none"
+    raise OwnershipError(f"Expected a state that holds {what}, got {fate}; its owners: {others}. {advice}")

@@ -68,6 +68,7 @@ def capture_call(
     owner: int, source: Source, structure: Structure, tensors: list[torch.Tensor], *, mode: str, rng: str | None
 ) -> Captured:
     """Returns the graph of one call. Reads the source's tensors, changes nothing."""
+    _check_arguments(source, structure, tensors)
     names = input_names(source, structure, tensors)
     specs = [spec_of(plain(tensor), name) for tensor, name in zip(tensors, names, strict=True)]
     # Fresh tensor objects: one input passed twice, or a parameter passed as an input, must stay separate inputs.
@@ -110,6 +111,23 @@ def describe_inputs(source: Source, structure: Structure, specs: Sequence[Tensor
         for path, leaf in pytree.tree_flatten_with_path(value)[0]
     ]
     return ", ".join(parts) or "no inputs"
+
+
+def _check_arguments(source: Source, structure: Structure, tensors: list[torch.Tensor]) -> None:
+    """Raises `SpecError` if the arguments do not fit the signature."""
+    args, kwargs = unflatten(structure, tensors)
+    try:
+        signature = inspect.signature(source.call.forward if isinstance(source.call, torch.nn.Module) else source.call)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        how = "fn(state, params, ...)" if source.is_module else "fn(state, ...): a function has no params"
+        raise SpecError(
+            f"Expected arguments of {source.name}{signature}, got {len(args)} positional and {list(kwargs) or 'no'} "
+            f"keyword arguments: {error}. Call {how}."
+        ) from None
 
 
 def _arguments(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from scoped_fn._source import Source
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch import DynamoCapture, TorchDynamoException, capture_with_dynamo
 from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
+from scoped_fn.stages.trace_watch import user_place
 
 
 def capture_dynamo(
@@ -66,20 +67,31 @@ def _stand_in(node: Any) -> torch.Tensor:
 
 def _warn_about(side_effects: tuple[str, ...], source: Source) -> None:
     sources = [name for text in side_effects for name in re.findall(r"\"[^\"]*\"|'[^']*'(?=[,\]])", text)]
-    warn_about_side_effects(source, sorted({n.strip("\"'") for n in sources if "_buffers" not in n}))
+    places = {n.strip("\"'").replace("L['source'].call", "self") for n in sources if "_buffers" not in n}
+    warn_about_side_effects(source, sorted(places))
+
+
+BRANCH = "For a choice that depends on tensor values use torch.where or torch.cond."
+SHAPES = "Check the shapes and dtypes: the same call fails in eager."
+PYTHON = 'For Python code that Dynamo cannot read, compile with capture="trace".'
 
 
 def _explain(error: TorchDynamoException, source: Source) -> str:
-    frames = list(getattr(error, "real_stack", None) or [])
-    where = f" at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-    code = f": `{frames[-1].line.strip()}`" if frames and frames[-1].line else ""
+    stack = getattr(error, "real_stack", None) or []
     text = str(error)
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    inner = re.search(r"got (\w+\(.*?\))(?:\n|$)", text)
-    detail = re.search(r"Explanation: (.+?)(?:\n\n|\n  Hint|$)", text, re.DOTALL)
-    why = inner.group(1) if inner else " ".join(detail.group(1).split()) if detail else ""
-    return (
-        f"Expected {source.name} to be one graph, got '{reason}'{where}{code}. {why} "
-        "For a choice that depends on tensor values use torch.where or torch.cond; for Python code that Dynamo cannot "
-        'read, compile with capture="trace".'
-    )
+    advice = SHAPES if "fake tensor call" in reason else BRANCH if "ata-dependent" in reason else f"{BRANCH} {PYTHON}"
+    return f"Expected {source.name} to be one graph, got '{reason}'{user_place(stack)}. {_why(text)} {advice}"
+
+
+def _why(text: str) -> str:
+    """Returns the one sentence of Dynamo's text that says most."""
+    for pattern in (
+        r"got (\w+\(.*?\))(?:\n|$)",
+        r"context: (raised exception .+)",
+        r"Explanation: (.+?)(?:\n\n|\n  Hint|$)",
+    ):
+        found = re.search(pattern, text, re.DOTALL if "Explanation" in pattern else 0)
+        if found:
+            return " ".join(found.group(1).split()).rstrip(".") + "."
+    return ""

@@ -116,7 +116,7 @@ def _pieces(
 
 def _explain(error: Exception, source: Source) -> str:
     where = user_place(traceback.extract_tb(error.__traceback__))
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
     return (
         f"Expected {source.name} to run on tensors without data, got {type(error).__name__}{where}: {reason}. "
         "For a choice that depends on tensor values use torch.where or torch.cond."

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
-from scoped_fn._errors import CaptureError
+from scoped_fn._errors import CaptureError, RandomOpError
 from scoped_fn._torch import top_saved_tensors_hooks
 
 
@@ -23,7 +26,7 @@ def refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[tor
         fakes: Fake tensors to run it on.
     """
     copies = [fake.detach().clone().requires_grad_(fake.requires_grad) for fake in fakes]
-    with _Watch():
+    with _Watch(), _python_draws_refused():
         outputs = flat(*copies)
     pending = [o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None]
     seen: set[Node] = set()
@@ -38,11 +41,32 @@ def refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[tor
         pending += [parent for parent, _ in node.next_functions if parent is not None]
 
 
-def user_place(stack: traceback.StackSummary) -> str:
+def user_place(stack: Iterable[traceback.FrameSummary]) -> str:
     """Returns ' at file:line: `code`' of the innermost frame that is neither torch's nor ours, or ''."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = [frame for frame in stack if not frame.filename.startswith(ours)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else ""
+
+
+@contextmanager
+def _python_draws_refused() -> Iterator[None]:
+    """Raises if Python's or NumPy's generator moves: the number would be a constant of the graph. Puts them back."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate()
+    numpy_before = numpy.random.get_state(legacy=False) if numpy else None
+    try:
+        yield
+        moved = random.getstate() != before
+        moved = moved or (numpy is not None and repr(numpy.random.get_state(legacy=False)) != repr(numpy_before))
+    finally:
+        random.setstate(before)
+        if numpy:
+            numpy.random.set_state(numpy_before)
+    if moved:
+        raise RandomOpError(
+            "Expected a model that draws random numbers with torch alone for capture='trace', got a number drawn by "
+            "Python's or NumPy's generator, which would be a constant. Draw it with torch, or pass it as an argument."
+        )
 
 
 class _Watch(TorchFunctionMode):

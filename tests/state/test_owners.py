@@ -95,9 +95,9 @@ def test_release_takes_anything_with_an_owner() -> None:
 
 @pytest.mark.parametrize("token", [0, 5, -1, "encoder", None])
 def test_an_owner_that_was_never_there_is_refused(token: object) -> None:
-    with pytest.raises(sf.OwnershipError, match=r"Expected an owner .*, got .*never"):
+    with pytest.raises(sf.OwnershipError, match=r"Expected a state that holds owner .*, got .*never"):
         sf.release(sf.init_state(), token)
-    with pytest.raises(sf.OwnershipError, match=r"Expected an owner .*, got .*never"):
+    with pytest.raises(sf.OwnershipError, match=r"Expected a state that holds owner .*, got .*never"):
         set_buffers(sf.init_state(), token, {})  # type: ignore[arg-type]
 
 
