@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,11 @@ def assert_same(actual: Any, expected: Any, *, rtol: float = 0.0, atol: float = 
         else:
             assert type(one) is type(other), f"{what}[{position}]: {one!r} is not {other!r}"
             assert one == other, f"{what}[{position}]: {one!r} is not {other!r}"
+
+
+def assert_mentions(error: BaseException, pattern: str) -> None:
+    """The error's text has the pattern somewhere."""
+    assert re.search(pattern, str(error)), f"{pattern!r} is not in {error}"
 
 
 def assert_disjoint(*trees: Any) -> None:

@@ -10,30 +10,8 @@ from torch import nn
 
 import scoped_fn as sf
 from scoped_fn.state import set_buffers
+from tests.compile.models import InPlace, Reassigned
 from tests.helpers import assert_same, assert_trains_like_eager, compiled
-
-
-class InPlace(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
-        self.register_buffer("total", torch.zeros(2))
-        self.register_buffer("calls", torch.tensor(0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.total += x.detach()
-        self.calls.add_(1)
-        return x * self.weight + self.total
-
-
-class Reassigned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("running", torch.ones(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.running = self.running * 0.5 + x.detach()
-        return x + self.running
 
 
 class Indexed(nn.Module):

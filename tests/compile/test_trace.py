@@ -12,9 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import scoped_fn as sf
 from tests.cases.casekit import weighted_loss
-from tests.compile.test_buffers import InPlace, Reassigned
-from tests.compile.test_gradients import StraightThrough
-from tests.compile.test_params import Spare, Tied, TwoPaths
+from tests.compile.models import InPlace, Reassigned, Spare, StraightThrough, Tied, TwoPaths
 from tests.helpers import assert_same, assert_trains_like_eager, compiled, process_unchanged, unchanged
 
 X = torch.arange(12.0).view(4, 3) / 10
