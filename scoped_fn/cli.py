@@ -44,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CommandError as error:
         sys.stderr.write(f"scoped-fn: {error}\n")
         return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:  # a full disk, a closed output
+        sys.stderr.write(f"scoped-fn: {error}\n")
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("scoped-fn: interrupted.\n")
         return 130

@@ -13,6 +13,7 @@ import torch
 
 import scoped_fn as sf
 from scoped_fn import cli
+from scoped_fn.demo import job
 
 TINY = ("train", "--backend", "eager", "--no-compare", "--layers", "1", "--width", "32", "--context", "16")
 
@@ -115,6 +116,18 @@ def test_backend_that_cannot_compile(
     assert cli.main([*TINY, "--out", str(tmp_path)]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "got 'eager': RuntimeError: No working C++ compiler found. Run `scoped-fn doctor`" in line
+
+
+def test_results_are_kept_where_the_table_cannot_be_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(job, "print_table", fail)
+    assert cli.main([*TINY, "--steps", "1", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "scoped-fn: [Errno 28] No space left on device"
+    assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "metrics.json"}
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

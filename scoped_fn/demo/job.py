@@ -70,9 +70,10 @@ def run_training(options: TrainOptions) -> int:
     save_checkpoint(outcome.carry, options)
     summary, complete = _examine(outcome, job)
     sf.release(outcome.carry.state, engine.loss)
+    written = write_files(summary, options)
     print_table(Console(), summary)
     end = "Done" if complete else f"Interrupted after {len(summary.losses)} of {options.steps} steps"
-    progress.print(f"{end}; saved {write_files(summary, options)}.", highlight=False, markup=False, soft_wrap=True)
+    progress.print(f"{end}; saved {written}.", highlight=False, markup=False, soft_wrap=True)
     return 0 if complete else INTERRUPTED
 
 
