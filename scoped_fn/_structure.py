@@ -61,7 +61,8 @@ def flatten(tree: Any, what: str, is_tensor: Callable[[Any], bool] | None = None
     Raises:
         SpecError: There is an object that is neither a tensor, nor plain data, nor a container.
     """
-    found, spec = pytree.tree_flatten(tree)
+    # torch takes a Size apart and gives a tuple back.
+    found, spec = pytree.tree_flatten(tree, is_leaf=lambda node: isinstance(node, torch.Size))
     tensors: list[Any] = []
     leaves: list[Any] = []
     for leaf in found:
