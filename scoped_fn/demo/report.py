@@ -107,6 +107,8 @@ def _loss(value: float | None) -> str:
 
 
 def _smoothed(losses: tuple[float, ...]) -> list[float]:
-    """Returns for each step the mean loss of the steps around it; it does not lag behind a falling loss."""
-    around = (losses[max(0, step - NEIGHBOURS) : step + NEIGHBOURS + 1] for step in range(len(losses)))
+    """Returns for each step the mean over as many steps before as after, so that it does not lag behind the fall."""
+    last = len(losses) - 1
+    reaches = (min(NEIGHBOURS, step, last - step) for step in range(len(losses)))
+    around = [losses[step - reach : step + reach + 1] for step, reach in enumerate(reaches)]
     return [sum(each) / len(each) for each in around]
