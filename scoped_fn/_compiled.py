@@ -108,7 +108,7 @@ class CompiledFn:
         if self._plan is None:
             kind = self._memo.variants[0].kind
         variant = self._memo.find_or_make(
-            kind, structure, tensors, lambda ambient: _specialize.plain_variant(self, state, kind, structure, tensors)
+            kind, structure, tensors, lambda: _specialize.plain_variant(self, state, kind, structure, tensors)
         )
         results = variant.launch(tensors)
         return self.next_state(state, variant, results), variant.finish(results, tensors)

@@ -89,7 +89,7 @@ class Memo:
         kind: Any,
         structure: Structure,
         tensors: list[torch.Tensor],
-        make: Callable[[tuple[Any, ...]], Variant],
+        make: Callable[[], Variant],
     ) -> Variant:
         """Returns the variant for a call; makes it once, whatever the number of threads that ask."""
         ambient = ambient_settings(kind)
@@ -98,7 +98,7 @@ class Memo:
             with compile_lock:
                 found = self.find(kind, ambient, structure, tensors)
                 if found is None:
-                    found = make(ambient)
+                    found = make()
                     self.variants = (*self.variants, found)
         return found
 

@@ -42,7 +42,7 @@ class WholeStep:
         tensors, structure = fn.bind(state, args, kwargs)
         kind = ("value_and_grad", self.argnums, self.has_aux)
         variant = fn._memo.find_or_make(
-            kind, structure, tensors, lambda ambient: self._make(kind, state, args, structure, tensors)
+            kind, structure, tensors, lambda: self._make(kind, state, args, structure, tensors)
         )
         with torch.no_grad():
             results = variant.launch(tensors)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 
 # Before torch is imported: one compile worker, so that no process pool outlives a test, and no network or GPU for JAX
 # and transformers.
@@ -27,3 +28,12 @@ settings.load_profile("repository")
 def _same_random_numbers() -> None:
     """Each test starts from the same random numbers, whichever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from threads, and lose a lot where another program has the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,7 @@ from scoped_fn import cli
 from scoped_fn.demo import job
 
 TINY = ("train", "--backend", "eager", "--no-compare", "--layers", "1", "--width", "32", "--context", "16")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and lose a lot where another program has the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def one_line_of_stderr(capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,7 +1,6 @@
 """The training run: its parts against torch and by hand, then whole runs with a tiny model."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,7 @@ from scoped_fn.demo.text import Corpus, read_corpus, training_batch, validation_
 
 SMALL = GPTConfig(layers=2, width=32, context=8)
 TINY = ("train", "--backend", "eager", "--layers", "1", "--width", "32", "--context", "16", "--batch", "4")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and lose a lot where another program has the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(folder: Path, *options: str) -> int:
