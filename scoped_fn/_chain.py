@@ -35,16 +35,24 @@ class Forward:
 def compile_captured(state: CompilerState, captured: Captured, plan: Plan) -> tuple[CompilerState, Training | Forward]:
     """Returns the graphs and code of a captured call, every pass applied."""
     if wants_gradient(captured):
-        joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), plan.backend)
-        if joint.tangents:
-            state, split = split_joint(state, joint, plan)
-            state, forward = compile_forward(state, split, plan.backend)
-            state, backward = compile_backward(state, split, plan.backend, forward=forward)
-            return state, Training(split, forward, backward)
+        state, training = compile_training(state, captured, plan)
+        if training is not None:
+            return state, training
     state, inference = lower_inference(state, captured, backend=plan.backend)
     state, inference = apply(state, inference, plan.passes.forward)
     state, compiled = compile_inference(state, inference, plan.backend)
     return state, Forward(inference, compiled)
+
+
+def compile_training(state: CompilerState, captured: Captured, plan: Plan) -> tuple[CompilerState, Training | None]:
+    """Returns the pieces of a call that wants gradients; None if no output depends on what requires one."""
+    joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), plan.backend)
+    if not joint.tangents:
+        return state, None
+    state, split = split_joint(state, joint, plan)
+    state, forward = compile_forward(state, split, plan.backend)
+    state, backward = compile_backward(state, split, plan.backend, forward=forward)
+    return state, Training(split, forward, backward)
 
 
 def split_joint(state: CompilerState, joint: Joint, plan: Plan) -> tuple[CompilerState, Split]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from scoped_fn import _specialize
+from scoped_fn._ambient import ambient_settings
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import Graph
+from scoped_fn._inline import inlined
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
-from scoped_fn._specs import PLAIN_TYPES, plain
+from scoped_fn._specs import PLAIN_TYPES, laid_out, plain
 from scoped_fn._structure import Structure, flatten
-from scoped_fn._torch import in_transform
+from scoped_fn._torch import in_transform, is_fake
+from scoped_fn._torch_levels import alive, at_level, is_tracked, is_transformed, is_wrapped, transforms_active
+from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Inference
 from scoped_fn.stages.partition import Split
@@ -79,6 +83,11 @@ class CompiledFn:
         """The backward graph of the first call; None if it needed no gradient."""
         return self._split.backward if self._split else None
 
+    @property
+    def has_captured_passes(self) -> bool:
+        """Whether passes changed the captured graph."""
+        return self._plan is not None and self._plan.passes.captured is not identity
+
     def cache_info(self) -> CacheInfo:
         """Returns how often this function was captured, compiled and called."""
         return self._memo.info()
@@ -103,26 +112,50 @@ class CompiledFn:
             SpecError: The state, parameters or inputs are not what they should be.
             OwnershipError: The state does not hold this function.
         """
+        if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
+            return inlined(self, state, args, kwargs)
         tensors, structure = self.bind(state, args, kwargs)
+        if any(map(is_fake, tensors)):
+            return inlined(self, state, args, kwargs)
+        if in_transform() and any(is_transformed(tensor) for tensor in tensors):
+            return self._transformed(state, tensors, structure)
+        with at_level(None) if transforms_active() else nullcontext():
+            return self._plain(state, tensors, structure)
+
+    def _plain(
+        self, state: CompilerState, tensors: list[torch.Tensor], structure: Structure
+    ) -> tuple[CompilerState, Any]:
         kind = "training" if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else "inference"
         if self._plan is None:
             kind = self._memo.variants[0].kind
         variant = self._memo.find_or_make(
-            kind, structure, tensors, lambda: _specialize.plain_variant(self, state, kind, structure, tensors)
+            kind, structure, tensors, lambda: _specialize.plain_variant(self.origin, kind, structure, tensors)
         )
         results = variant.launch(tensors)
         return self.next_state(state, variant, results), variant.finish(results, tensors)
+
+    def _transformed(
+        self, state: CompilerState, tensors: list[torch.Tensor], structure: Structure
+    ) -> tuple[CompilerState, Any]:
+        tracked = tuple(map(is_tracked, tensors))
+        variant = self._memo.find(("transform", tracked), ambient_settings("transform"), structure, tensors)
+        if variant is None:
+            specs = [laid_out(tensor) for tensor in tensors]
+            with at_level(None):
+                variant = _specialize.transforming_variant(self.origin, structure, specs, tracked)
+        results = variant.launch(tensors)
+        return self.next_state(state, variant, results), variant.finish(results, tensors)
+
+    @property
+    def origin(self) -> _specialize.Origin:
+        """Where new variants come from."""
+        return _specialize.Origin(self.captured, self._plan, self._memo)
 
     def bind(
         self, state: CompilerState, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], Structure]:
         """Returns parameters, buffers and inputs as one list, and the structure of the inputs."""
         check_state(state)
-        if in_transform():
-            raise NotImplementedError(
-                f"Expected plain tensors, got a call of {self.name} inside a torch.func transform or dual level. "
-                "Use sf.value_and_grad, which threads the state, or apply the transform before compiling."
-            )
         source = self.captured.source
         held: list[torch.Tensor] = []
         if source.is_module:
@@ -138,10 +171,10 @@ class CompiledFn:
         inputs, structure = self._inputs(args, kwargs)
         tensors = [*held, *inputs]
         try:
-            if any(t.is_neg() or t.is_conj() for t in tensors):
-                tensors = [plain(t) for t in tensors]
+            if any(t.is_neg() or t.is_conj() or is_wrapped(t) for t in tensors):
+                tensors = [plain(alive(t)) for t in tensors]
         except AttributeError:
-            _specialize.check_held(self, held)
+            _specialize.check_held(source, held)
             raise
         return tensors, structure
 

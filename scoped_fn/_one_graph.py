@@ -102,12 +102,12 @@ def _with_unit_tangents(graph: Graph, joint: Joint) -> Graph:
         node.replace_all_uses_with(unit)
     for node in nodes:
         gm.graph.erase_node(node)
-    _separate_outputs(gm)
+    separate_outputs(gm)
     gm.recompile()
     return Graph(gm, graph.inputs[: joint.num_primals], graph.outputs)
 
 
-def _separate_outputs(gm: torch.fx.GraphModule) -> None:
+def separate_outputs(gm: torch.fx.GraphModule) -> None:
     """Copies each output that shares memory with an input or an earlier output, or with itself as expanded ones do."""
     seen = {storage_id(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")}
     values = output_values(gm)

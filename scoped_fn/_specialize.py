@@ -2,82 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from scoped_fn._ambient import ambient_settings
 from scoped_fn._chain import Training, compile_captured
 from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError
 from scoped_fn._frozen_module import replace_tensors
 from scoped_fn._plan import Plan
-from scoped_fn._runtime import Variant
+from scoped_fn._root import Root
+from scoped_fn._runtime import Memo, Variant
 from scoped_fn._source import Source, buffer_places, unset_buffers
-from scoped_fn._specs import spec_of
+from scoped_fn._specs import TensorSpec, spec_of
 from scoped_fn._structure import Structure
-from scoped_fn._variants import inference_variant, training_variant
-from scoped_fn.stages.apply import apply
+from scoped_fn._torch import compile_lock
+from scoped_fn._variants import inference_variant, training_variant, transform_variant
+from scoped_fn.stages.apply import apply_at
 from scoped_fn.stages.capture import capture_call, describe_inputs
 from scoped_fn.stages.captured import Captured
-from scoped_fn.state import CompilerState, FrozenDict, OwnershipError
+from scoped_fn.state import CompilerState, FrozenDict, OwnershipError, init_state
 
 if TYPE_CHECKING:
     from scoped_fn._compiled import CompiledFn
 
 
-def plain_variant(
-    fn: CompiledFn, state: CompilerState, kind: str, structure: Structure, tensors: list[torch.Tensor]
-) -> Variant:
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where the variants of a compiled function come from.
+
+    Attributes:
+        first: The graph of the first call.
+        plan: How to compile; None for a function assembled by hand.
+        memo: Its variants and counters.
+    """
+
+    first: Captured
+    plan: Plan | None
+    memo: Memo
+
+
+def plain_variant(origin: Origin, kind: str, structure: Structure, tensors: list[torch.Tensor]) -> Variant:
     """Returns a new training or inference variant for a call."""
-    grad = torch.is_grad_enabled()
+    grad, memo = torch.is_grad_enabled(), origin.memo
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        captured, plan = recapture(fn, state, structure, tensors, [t.requires_grad for t in tensors])
-        state, pieces = compile_captured(state, captured, plan)
-    memo = fn._memo
+        captured, plan = recapture(origin, structure, tensors, [t.requires_grad for t in tensors])
+        _, pieces = compile_captured(init_state(), captured, plan)
     if isinstance(pieces, Training):
         memo.compiled_graphs += 2
-        return training_variant(pieces.split, pieces.forward, pieces.backward, memo)
+        return training_variant(pieces, memo, root_later(captured, plan, memo))
     memo.compiled_graphs += 1
     return inference_variant(kind, pieces.inference, pieces.compiled, memo)
 
 
+def transforming_variant(
+    origin: Origin, structure: Structure, specs: Sequence[TensorSpec], tracked: tuple[bool, ...]
+) -> Variant:
+    """Returns the variant for tensors of any `torch.func` level with these specs; makes it once.
+
+    Args:
+        origin: What was compiled.
+        structure: Structure of the inputs.
+        specs: Specs of parameters, buffers and inputs.
+        tracked: Which of them a derivative may be taken of.
+    """
+    memo, tensors = origin.memo, [spec.example() for spec in specs]
+
+    def make() -> Variant:
+        seen = tuple(replace(spec, requires_grad=t) for spec, t in zip(specs, tracked, strict=True))
+        ambient = ambient_settings("training")
+        for variant in memo.variants:
+            if variant.root and variant.kind == "training" and variant.serves(ambient, structure, seen):
+                return transform_variant(tracked, variant.root())
+        with torch.inference_mode(False), torch.enable_grad():
+            captured, plan = recapture(origin, structure, tensors, list(tracked))
+            return transform_variant(tracked, Root(captured, plan, memo, ambient))
+
+    return memo.find_or_make(("transform", tracked), structure, tensors, make)
+
+
+def root_later(captured: Captured, plan: Plan | None, memo: Memo) -> Callable[[], Root]:
+    """Returns the function that makes, when it is first called, what higher derivatives of a call are derived from."""
+    ambient = ambient_settings("training")
+    made: list[Root] = []
+
+    def root() -> Root:
+        if plan is None:
+            raise SpecError(
+                f"Expected one derivative of {captured.source.name}, which was assembled by hand, got a request for "
+                "more, which the passes applied by hand would miss. Use sf.compile."
+            )
+        with compile_lock:
+            if not made:
+                made.append(Root(captured, plan, memo, ambient))
+        return made[0]
+
+    return root
+
+
 def recapture(
-    fn: CompiledFn, state: CompilerState, structure: Structure, tensors: list[torch.Tensor], wanted: list[bool]
+    origin: Origin, structure: Structure, tensors: list[torch.Tensor], wanted: list[bool]
 ) -> tuple[Captured, Plan]:
     """Returns the graph of a new kind of call.
 
     Args:
-        fn: The function.
-        state: Any state.
+        origin: What was compiled.
         structure: Structure of the inputs.
         tensors: Parameters, buffers and inputs.
         wanted: For each of them, whether the model shall see a tensor that requires a gradient.
     """
-    first, source = fn.captured, fn.captured.source
+    first, plan, source = origin.first, origin.plan, origin.first.source
     num_held = len(source.params) + len(source.buffers)
-    check_held(fn, tensors[:num_held])
+    check_held(source, tensors[:num_held])
     inputs = tensors[num_held:]
-    if fn._plan is None:
+    if plan is None:
         raise SpecError(
-            f"Expected inputs like those that {fn.name} was assembled for ({_shown(first)}), got "
+            f"Expected inputs like those that {source.name} was assembled for ({_shown(first)}), got "
             f"{_texts(source, structure, inputs)}. Functions assembled by hand have one kind of call: use sf.compile."
         )
     seen = as_called(source, tensors[:num_held], wanted[:num_held])
     inputs = [t.detach().requires_grad_(w) for t, w in zip(inputs, wanted[num_held:], strict=True)]
     try:
-        captured = capture_call(fn.owner, seen, structure, inputs, mode=fn._plan.capture, rng=first.rng)
+        captured = capture_call(first.owner, seen, structure, inputs, mode=plan.capture, rng=first.rng)
     except (MutationError, RandomOpError):
         raise
     except CaptureError as error:
         raise SpecError(
-            f"Expected inputs like those that {fn.name} was compiled for ({_shown(first)}), got "
+            f"Expected inputs like those that {source.name} was compiled for ({_shown(first)}), got "
             f"{_texts(source, structure, inputs)}, which it cannot take. {error}"
         ) from error
-    fn._memo.captures += 1
-    captured = replace(captured, source=source)
-    _, captured = apply(state, captured, fn._plan.passes.captured)
-    return captured, fn._plan
+    origin.memo.captures += 1
+    return apply_at(replace(captured, source=source), "graph", plan.passes.captured), plan
 
 
 def as_called(source: Source, held: list[torch.Tensor], wanted: list[bool]) -> Source:
@@ -151,9 +208,8 @@ def _same_tensor(left: Any, right: Any) -> bool:
     return left.data_ptr() == right.data_ptr() and left.shape == right.shape and left.stride() == right.stride()
 
 
-def check_held(fn: CompiledFn, held: list[torch.Tensor]) -> None:
+def check_held(source: Source, held: list[torch.Tensor]) -> None:
     """Raises `SpecError` if a parameter or buffer is not a tensor like the module's own."""
-    source = fn.captured.source
     named = [*source.params.items(), *source.buffers.items()]
     for (name, ours), given in zip(named, held, strict=True):
         if not isinstance(given, torch.Tensor):
@@ -161,7 +217,7 @@ def check_held(fn: CompiledFn, held: list[torch.Tensor]) -> None:
         expected, got = replace(spec_of(ours, name), stride=()), replace(spec_of(given, name), stride=())
         if str(expected) != str(got):
             raise SpecError(
-                f"Expected {name!r} of {fn.name} to be {expected}, got {got}. "
+                f"Expected {name!r} of {source.name} to be {expected}, got {got}. "
                 "Convert it, or compile the model with one of that kind."
             )
 

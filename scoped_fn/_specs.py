@@ -31,6 +31,31 @@ class TensorSpec:
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return made.requires_grad_(self.requires_grad)
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether such tensors can have gradients: floating point or complex ones."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    def dense(self) -> TensorSpec:
+        """Returns the spec of such tensors without gaps or overlaps in memory, and without a gradient."""
+        return TensorSpec(self.shape, _dense(self.shape, self.stride), self.dtype, self.device, False)
+
+    def example(self) -> torch.Tensor:
+        """Returns a tensor of this spec, of harmless values: zeros where these could be indices, nothing singular."""
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        if not self.differentiable:
+            return made.zero_()
+        made.uniform_(0.5, 1.5, generator=torch.Generator(self.device).manual_seed(0))
+        if len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
+            made.diagonal(dim1=-2, dim2=-1).add_(self.shape[-1])
+        return made
+
+    def fit(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a plain tensor of this shape in the memory layout of the spec."""
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = plain(tensor)
+        return tensor if tensor.stride() == self.stride else with_stride(tensor, self.stride)
+
 
 def spec_of(tensor: torch.Tensor, name: str) -> TensorSpec:
     """Returns the spec of a plain, strided tensor.
@@ -62,3 +87,25 @@ def matches(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor], need_g
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor with a pending conjugate or negative bit carried out; compiled code reads raw memory."""
     return tensor.resolve_conj().resolve_neg()
+
+
+def with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """Returns a copy of the tensor in another memory layout."""
+    made = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def laid_out(tensor: torch.Tensor) -> TensorSpec:
+    """Returns the spec of a tensor in dense memory: its own order of dimensions, without gaps or overlaps."""
+    return TensorSpec(tensor.shape, _dense(tensor.shape, tensor.stride()), tensor.dtype, tensor.device, False)
+
+
+def _dense(shape: torch.Size, stride: Sequence[int]) -> tuple[int, ...]:
+    """Returns strides in the order of the given ones; row by row where these overlap."""
+    overlap = any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True))
+    order = list(range(len(shape))) if overlap else sorted(range(len(shape)), key=lambda d: -stride[d])
+    made, step = [1] * len(shape), 1
+    for d in reversed(order):
+        made[d] = step
+        step *= max(shape[d], 1)
+    return tuple(made)

@@ -38,9 +38,14 @@ from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_gr
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
@@ -55,17 +60,21 @@ __all__ = [
     "disable_autocast",
     "export_with_aot",
     "fake_mode",
+    "functional_graph",
     "in_transform",
+    "is_fake",
     "is_higher_order",
     "inductor_decompositions",
     "inductor_options",
     "is_any_autocast_enabled",
     "make_fx",
+    "call_as_node",
     "operator_arguments",
     "partition_with_min_cut",
     "run_joint_passes",
     "storage_id",
     "top_saved_tensors_hooks",
+    "tracing_proxies",
     "version",
 ]
 
@@ -213,6 +222,23 @@ def decompose(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.
     return result
 
 
+def functional_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """Returns an ATen graph without dead code and without operations that write to their arguments."""
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    if any(_writes(node.target) for node in gm.graph.nodes):
+        pure = torch.func.functionalize(lambda *tensors: gm(*tensors))
+        gm = make_fx(pure, _allow_non_fake_inputs=True)(*example_inputs)
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    return gm
+
+
+def _writes(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
 @contextmanager
 def inductor_options(*, torch_rng: bool) -> Iterator[None]:
     """Sets per-call Inductor options. `torch_rng`: random ops draw from torch's own generators, as in eager."""
@@ -281,3 +307,20 @@ def operator_arguments(node: torch.fx.Node) -> dict[str, Any]:
 def storage_id(tensor: torch.Tensor) -> int:
     """Returns a number that two tensors share exactly when they share memory; works on fake tensors."""
     return int(tensor.untyped_storage()._cdata)
+
+
+tracing_proxies = get_proxy_mode
+
+
+def call_as_node(code: Callable[[list[Any]], Sequence[Any]], tensors: list[Any]) -> Sequence[Any]:
+    """Runs code on real tensors while a graph is being recorded: the call becomes one node of that graph."""
+    mode: Any = get_proxy_mode()
+
+    def compiled_call(*given: Any) -> Any:
+        return tuple(code(list(given)))
+
+    proxies = [mode.tracer.unwrap_proxy(tensor) for tensor in tensors]
+    with disable_proxy_modes_tracing():
+        results = compiled_call(*tensors)
+    proxy = mode.tracer.create_proxy("call_function", compiled_call, tuple(proxies), {})
+    return track_tensor_tree(results, proxy, constant=None, tracer=mode.tracer)  # type: ignore[no-any-return]

@@ -59,7 +59,7 @@ class WholeStep:
             for i in group.wanted:
                 wanted[i] = True
         with torch.inference_mode(False), torch.enable_grad():
-            captured, plan = recapture(fn, state, structure, tensors, wanted)
+            captured, plan = recapture(fn.origin, structure, tensors, wanted)
             captured = only_value_differs(captured, self.has_aux)
             start, constants = captured.num_held - len(captured.constants), (False,) * len(captured.constants)
             joint = lower_joint(captured, (*wanted[:start], *constants, *wanted[start:]), plan.backend)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from scoped_fn._chain import wants_gradient
+from scoped_fn._chain import Training, wants_gradient
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import Memo
+from scoped_fn._specialize import root_later
 from scoped_fn._variants import inference_variant, training_variant
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import Compiled
@@ -36,7 +37,8 @@ def assemble_training(
     """
     memo = Memo()
     memo.captures, memo.compiled_graphs = 1, 2
-    memo.variants = (training_variant(split, forward, backward, memo),)
+    root = root_later(captured, plan, memo)
+    memo.variants = (training_variant(Training(split, forward, backward), memo, root),)
     return state, CompiledFn(captured.owner, captured, plan, memo, _split=split)
 
 

@@ -1,0 +1,44 @@
+"""A compiled function inside a function that is being traced: it becomes part of that trace, as its own model would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from scoped_fn._errors import SpecError
+from scoped_fn.state import CompilerState, FrozenDict
+
+if TYPE_CHECKING:
+    from scoped_fn._compiled import CompiledFn
+
+
+def inlined(
+    fn: CompiledFn, state: CompilerState, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[CompilerState, Any]:
+    """Returns what a call returns, by running the model itself: whoever traces sees its operations.
+
+    Dynamo reads this code too.
+
+    Raises:
+        SpecError: The function was compiled with passes on the captured graph, which would be lost.
+    """
+    source = fn.captured.source
+    if fn.has_captured_passes:
+        raise SpecError(
+            f"Expected {source.name} to be compiled without captured passes where another function that is traced "
+            "calls it, got some. Give the passes to the outer compile."
+        )
+    if not source.is_module:
+        return state, source.call(*args, **kwargs)
+    params: Mapping[str, torch.Tensor] = args[0]
+    held = {source.aliases.get(name, name): tensor for name, tensor in params.items()}
+    for name in source.buffers:
+        held[name] = state.buffers[fn.owner][name].clone()
+    out = torch.func.functional_call(source.call, held, args[1:], kwargs)  # type: ignore[arg-type]
+    if not source.buffers:
+        return state, out
+    new = FrozenDict({name: held[name] for name in source.buffers})
+    return replace(state, buffers=state.buffers.set(fn.owner, new)), out

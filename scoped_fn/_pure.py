@@ -1,0 +1,290 @@
+"""`Pure`: a flat function of tensors, from which batched versions and derivatives are derived, each compiled once.
+
+A derived function is the original one run under a transform, so rules of custom Functions, `detach` and `no_grad` hold
+at every order. It is traced and compiled when it is first called with plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from torch.utils._pytree import tree_leaves
+
+from scoped_fn._ambient import without_autocast
+from scoped_fn._backends import Backend, Code, GraphRole, decompositions, tracing_options
+from scoped_fn._graph import Graph
+from scoped_fn._one_graph import separate_outputs
+from scoped_fn._runtime import Memo, launch_code
+from scoped_fn._specs import TensorSpec, laid_out
+from scoped_fn._torch import compile_lock, fake_mode, functional_graph, make_fx
+from scoped_fn._torch_levels import Flat, at_level, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
+from scoped_fn.stages.compile_graph import compile_graph
+
+Made = TypeVar("Made")
+Key = tuple[Any, ...]
+
+
+class NotDerivable(Exception):
+    """A function could not be traced under a transform; it has to run eager there."""
+
+
+@dataclass(frozen=True)
+class Shop:
+    """What all functions derived from one have in common.
+
+    Attributes:
+        name: The compiled function's name.
+        backend: What turns graphs into code.
+        torch_rng: Whether random ops draw from torch's generators.
+        memo: Where compilations and calls are counted.
+    """
+
+    name: str
+    backend: Backend
+    torch_rng: bool
+    memo: Memo
+
+
+class Pure:
+    """A flat function with arguments of fixed specs.
+
+    Attributes:
+        run: The function; any transform may act on it.
+        specs: Spec of each argument.
+        outputs: Spec of each result.
+        buffers: Indices of arguments that the model may change in place; a batched version may want them batched.
+        shop: What it shares with the functions it was derived from.
+    """
+
+    def __init__(self, run: Flat, specs: Sequence[TensorSpec], shop: Shop, buffers: Sequence[int] = ()) -> None:
+        self.run, self.specs, self.shop, self.buffers = run, tuple(specs), shop, tuple(buffers)
+        self._made: dict[Key, Any] = {}
+
+    def once(self, key: Key, make: Callable[[], Made]) -> Made:
+        """Returns what was made under a key; a derivation that failed fails again, at once."""
+        if key not in self._made:
+            with compile_lock:
+                if key not in self._made:
+                    try:
+                        self._made[key] = make()
+                    except NotDerivable as error:
+                        self._made[key] = error
+        made = self._made[key]
+        if isinstance(made, NotDerivable):
+            raise made
+        return made  # type: ignore[no-any-return]
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Spec of each result."""
+        return self.once(("outputs",), lambda: tuple(map(laid_out, probe(self.run, self.specs))))
+
+    def launch(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Runs compiled code on plain tensors."""
+        code = self.once(("code",), self._compile)
+        return launch_code(self.shop.memo, code, self.fitted(tensors))
+
+    def fitted(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns plain tensors in the memory layout that compiled code takes."""
+        return [spec.fit(tensor) for spec, tensor in zip(self.specs, tensors, strict=True)]
+
+    def vmapped(self, batch: Batch, specs: Sequence[TensorSpec]) -> tuple[Pure, tuple[bool, ...]]:
+        """Returns the function that runs once for each index of the batch, and which of its results have one.
+
+        Args:
+            batch: How many, which arguments, and how random ops behave.
+            specs: Spec of each argument, batch included.
+        """
+        return self.once(("vmap", batch, tuple(specs)), lambda: self._vmapped(batch, specs))
+
+    def _vmapped(self, batch: Batch, specs: Sequence[TensorSpec]) -> tuple[Pure, tuple[bool, ...]]:
+        try:
+            return self._vmapped_with(batch, specs, batch.batched)
+        except NotDerivable:
+            forced = tuple(b or i in self.buffers for i, b in enumerate(batch.batched))
+            if forced == batch.batched:
+                raise
+        return self._vmapped_with(batch, specs, forced)  # a shared buffer cannot be changed by each index
+
+    def _vmapped_with(
+        self, batch: Batch, specs: Sequence[TensorSpec], taken: tuple[bool, ...]
+    ) -> tuple[Pure, tuple[bool, ...]]:
+        def parts(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, bool]]:
+            spread = [
+                t.expand(batch.size, *t.shape) if takes and not has else t
+                for t, takes, has in zip(tensors, taken, batch.batched, strict=True)
+            ]
+            found = vmap_flat(self.run, batch.size, taken, batch.randomness, spread)
+            given = batch.given or tuple(has for _, has in found)
+            return [
+                (out.expand(batch.size, *out.shape) if wants and not has else out, wants)
+                for (out, has), wants in zip(found, given, strict=True)
+            ]
+
+        mask = tuple(batched for _, batched in probe(parts, specs))
+        made = Pure(lambda *tensors: [out for out, _ in parts(*tensors)], specs, self.shop, self.buffers)
+        return made, mask
+
+    def jvped(self, mask: tuple[bool, ...]) -> tuple[Pure, tuple[bool, ...]]:
+        """Returns the function (arguments, tangents where `mask` says so) -> (results, tangents), and who has one."""
+        return self.once(("jvp", mask), lambda: self._jvped(mask))
+
+    def _jvped(self, mask: tuple[bool, ...]) -> tuple[Pure, tuple[bool, ...]]:
+        count = len(self.specs)
+
+        def parts(*tensors: torch.Tensor) -> Any:
+            tangents = iter(tensors[count:])
+            return jvp_flat(self.run, tensors[:count], [next(tangents) if has else None for has in mask])
+
+        def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            found = parts(*tensors)
+            return [*(out for out, _ in found), *(tangent for _, tangent in found if tangent is not None)]
+
+        specs = [*self.specs, *(spec for spec, has in zip(self.specs, mask, strict=True) if has)]
+        out_mask = tuple(tangent is not None for _, tangent in probe(parts, specs))
+        return Pure(run, specs, self.shop, self.buffers), out_mask
+
+    def differentiable(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the indices of the results that carry a gradient of one of the `wanted` arguments."""
+
+        def find() -> tuple[int, ...]:
+            found = probe(lambda *tensors: differentiable_flat(self.run, tensors, wanted), self.specs)
+            return tuple(i for i, carries in enumerate(found) if carries)
+
+        return self.once(("differentiable", wanted), find)
+
+    def reached(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns those of the `wanted` arguments that the `used` results depend on."""
+        return self.once(("reached", wanted, used), lambda: self._reached(wanted, used))
+
+    def _reached(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[int, ...]:
+        specs = [*self.specs, *(self.outputs[i] for i in used)]
+        found = probe(lambda *tensors: self._pull(wanted, used, tensors), specs)
+        return tuple(i for i, grad in zip(wanted, found, strict=True) if grad is not None)
+
+    def vjp(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> Pure:
+        """Returns the function (arguments, cotangents of the `used` results) -> gradients of the `wanted` arguments."""
+        return self.once(("vjp", wanted, used), lambda: self._vjp(wanted, used))
+
+    def _vjp(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> Pure:
+        def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            found = self._pull(wanted, used, tensors)
+            return [
+                torch.zeros_like(tensors[i]) if grad is None else grad for i, grad in zip(wanted, found, strict=True)
+            ]
+
+        specs = [*self.specs, *(self.outputs[i] for i in used)]
+        return Pure(run, specs, self.shop, self.buffers)
+
+    def _pull(self, wanted: tuple[int, ...], used: tuple[int, ...], tensors: tuple[torch.Tensor, ...]) -> Any:
+        count = len(self.specs)
+        cotangents: list[torch.Tensor | None] = [None] * len(self.outputs)
+        for i, cotangent in zip(used, tensors[count:], strict=True):
+            cotangents[i] = cotangent
+        return vjp_flat(self.run, tensors[:count], wanted, cotangents)[1]
+
+    def _compile(self) -> Code:
+        shop = self.shop
+        gm = trace(self.run, self.specs, shop)
+        separate_outputs(gm)
+        graph = Graph(
+            gm, tuple(f"in_{i}" for i in range(len(self.specs))), tuple(f"out_{i}" for i in range(_count(gm)))
+        )
+        role = GraphRole(_count(gm), is_inference=True, torch_rng=shop.torch_rng, whole=True, lowered_for=shop.backend)
+        shop.memo.compiled_graphs += 1
+        return compile_graph(graph, shop.backend, role).code
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One vmap level.
+
+    Attributes:
+        size: The batch size.
+        batched: For each argument, whether its first dimension is the batch.
+        randomness: "error", "same" or "different", as `torch.vmap` has it.
+        given: For each result, whether it is to have a batch; None: those have one that depend on the batch.
+    """
+
+    size: int
+    batched: tuple[bool, ...]
+    randomness: str
+    given: tuple[bool, ...] | None = None
+
+
+def probe(run: Callable[..., Any], specs: Sequence[TensorSpec]) -> Any:
+    """Runs a function on tensors without data, or, where torch cannot, on examples.
+
+    Raises:
+        NotDerivable: It cannot be run so.
+    """
+    with _apart():
+        try:
+            with fake_mode():
+                found = run(*(spec.fake() for spec in specs))
+            return _checked(found, tree_leaves(found))
+        except Exception:  # noqa: BLE001 - torch cannot do everything without data, such as some of forward mode
+            try:
+                return run(*(spec.example() for spec in specs))
+            except Exception as error:
+                raise NotDerivable(str(error)) from error
+
+
+def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop) -> torch.fx.GraphModule:
+    """Returns the functional ATen graph of a function, lowered for the backend.
+
+    Raises:
+        NotDerivable: It cannot be traced.
+    """
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return list(run(*tensors))
+
+    with _apart():
+        mode = fake_mode()
+        with mode:
+            fakes = [spec.fake() for spec in specs]
+        try:
+            return _trace(flat, fakes, mode, shop)
+        except Exception:  # noqa: BLE001 - as in probe
+            try:
+                seen = make_fx(flat)(*(spec.example() for spec in specs))
+                seen.graph.eliminate_dead_code()
+                seen.recompile()
+                return _trace(lambda *tensors: seen(*tensors), fakes, mode, shop)
+            except Exception as error:
+                raise NotDerivable(str(error)) from error
+
+
+def _trace(flat: Flat, fakes: list[torch.Tensor], mode: Any, shop: Shop) -> torch.fx.GraphModule:
+    with mode, tracing_options(shop.backend, torch_rng=shop.torch_rng):
+        table = decompositions(shop.backend)
+        gm = functional_graph(make_fx(flat, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes), fakes)
+    return _checked(gm, [node.meta.get("val") for node in gm.graph.nodes])
+
+
+def _checked(result: Made, values: Sequence[Any]) -> Made:
+    """Returns the result; raises if torch lost the device of a tensor without data (pytorch #185718)."""
+    for value in tree_leaves(list(values)):
+        if isinstance(value, torch.Tensor) and value.device.type == "meta":
+            raise NotDerivable("a tensor without data lost its device")
+    return result
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Keeps the caller's levels and modes out of a trace."""
+    with at_level(None), torch.inference_mode(False), torch.enable_grad(), without_autocast().restored():
+        yield
+
+
+def _count(gm: torch.fx.GraphModule) -> int:
+    return len(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+__all__ = ["Batch", "NotDerivable", "Pure", "Shop", "probe", "trace"]

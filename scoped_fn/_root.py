@@ -1,0 +1,61 @@
+"""`Root`: a captured graph as the function that everything else is derived from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from scoped_fn._ambient import Ambient
+from scoped_fn._chain import compile_training
+from scoped_fn._plan import Plan
+from scoped_fn._pure import Pure, Shop
+from scoped_fn._replay import make_replay
+from scoped_fn._runtime import Memo
+from scoped_fn._torch_levels import at_level
+from scoped_fn._training import TrainingCode, training_code
+from scoped_fn.stages.captured import Captured
+from scoped_fn.stages.lower import lower_inference
+from scoped_fn.state import init_state
+
+
+class Root(Pure):
+    """The captured graph; its arguments are all of its placeholders, constants included.
+
+    Attributes:
+        captured: The graph.
+        plan: How to compile.
+        new_buffers: Names of the buffers that follow the model's own results.
+        ambient: Makes the torch settings of the capture hold.
+    """
+
+    def __init__(self, captured: Captured, plan: Plan, memo: Memo, ambient: Ambient) -> None:
+        self.captured, self.plan, self.ambient = captured, plan, ambient
+        shop = Shop(captured.source.name, plan.backend, captured.rng == "torch", memo)
+        self.new_buffers = self._changed_buffers() if captured.source.buffers else ()
+        replay = make_replay(captured, self.new_buffers, ambient)
+        specs = [replace(spec, requires_grad=False) for spec in captured.specs]
+        super().__init__(replay, specs, shop, tuple(replay.buffers.values()))
+
+    def _changed_buffers(self) -> tuple[str, ...]:
+        with at_level(None), torch.no_grad(), self.ambient.restored():
+            return lower_inference(init_state(), self.captured)[1].new_buffers
+
+    def training(self, wanted: tuple[int, ...]) -> TrainingCode | None:
+        """Returns code of forward and backward, compiled as for plain autograd, and shared with it where that exists.
+
+        None if no output depends on a wanted argument.
+        """
+        captured, memo = self.captured, self.shop.memo
+        specs = tuple(replace(s, requires_grad=i in wanted) for i, s in enumerate(self.specs))
+        at = captured.num_held - len(captured.constants)
+        without_constants = (*specs[:at], *specs[captured.num_held :])
+        for variant in memo.variants:
+            if variant.training and variant.serves(self.ambient, captured.in_structure, without_constants):
+                return variant.training
+        with at_level(None), torch.inference_mode(False), torch.enable_grad(), self.ambient.restored():
+            _, pieces = compile_training(init_state(), replace(captured, specs=specs), self.plan)
+        if pieces is None:
+            return None
+        memo.compiled_graphs += 2
+        return training_code(pieces, memo)
