@@ -172,7 +172,7 @@ class CompiledFn:
         tensors = [*held, *inputs]
         try:
             if any(t.is_neg() or t.is_conj() or is_wrapped(t) for t in tensors):
-                tensors = [plain(alive(t)) for t in tensors]
+                tensors = [plain(t) if t.is_neg() or t.is_conj() else alive(t) for t in tensors]
         except AttributeError:
             _specialize.check_held(source, held)
             raise

@@ -184,7 +184,7 @@ def _split(pure: Pure, wanted: tuple[int, ...]) -> Parts:
         return [*outs, *(torch.zeros_like(tensors[i]) if g is None else g for i, g in zip(places, grads, strict=True))]
 
     specs = [*pure.specs, *(pure.outputs[i] for i in tangents)]
-    gm = trace(joint, specs, replace(pure.shop, backend="eager"))
+    gm = trace(joint, specs, replace(pure.shop, backend="eager"), dual=pure.dual)
     nodes = gm.graph.find_nodes(op="placeholder")
     for i, node in enumerate(nodes):  # the partition knows tangents by their names
         node.target = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"

@@ -7,13 +7,11 @@ at every order. It is traced and compiled when it is first called with plain ten
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-
-from torch.utils._pytree import tree_leaves
 
 from scoped_fn._ambient import without_autocast
 from scoped_fn._backends import Backend, Code, GraphRole, decompositions, tracing_options
@@ -21,7 +19,7 @@ from scoped_fn._graph import Graph
 from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, laid_out
-from scoped_fn._torch import compile_lock, fake_mode, functional_graph, make_fx
+from scoped_fn._torch import compile_lock, fake_mode, functional_graph, live_graph, make_fx, visible_mutations
 from scoped_fn._torch_levels import Flat, at_level, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
 from scoped_fn.stages.compile_graph import compile_graph
 
@@ -59,10 +57,13 @@ class Pure:
         outputs: Spec of each result.
         buffers: Indices of arguments that the model may change in place; a batched version may want them batched.
         shop: What it shares with the functions it was derived from.
+        dual: Whether it uses forward mode.
     """
 
-    def __init__(self, run: Flat, specs: Sequence[TensorSpec], shop: Shop, buffers: Sequence[int] = ()) -> None:
-        self.run, self.specs, self.shop, self.buffers = run, tuple(specs), shop, tuple(buffers)
+    def __init__(
+        self, run: Flat, specs: Sequence[TensorSpec], shop: Shop, buffers: Sequence[int] = (), *, dual: bool = False
+    ) -> None:
+        self.run, self.specs, self.shop, self.buffers, self.dual = run, tuple(specs), shop, tuple(buffers), dual
         self._made: dict[Key, Any] = {}
 
     def once(self, key: Key, make: Callable[[], Made]) -> Made:
@@ -82,7 +83,7 @@ class Pure:
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Spec of each result."""
-        return self.once(("outputs",), lambda: tuple(map(laid_out, probe(self.run, self.specs))))
+        return self.once(("outputs",), lambda: tuple(map(laid_out, probe(self.run, self.specs, dual=self.dual))))
 
     def launch(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Runs compiled code on plain tensors."""
@@ -126,8 +127,8 @@ class Pure:
                 for (out, has), wants in zip(found, given, strict=True)
             ]
 
-        mask = tuple(batched for _, batched in probe(parts, specs))
-        made = Pure(lambda *tensors: [out for out, _ in parts(*tensors)], specs, self.shop, self.buffers)
+        mask = tuple(batched for _, batched in probe(parts, specs, dual=self.dual))
+        made = self._derived(lambda *tensors: [out for out, _ in parts(*tensors)], specs)
         return made, mask
 
     def jvped(self, mask: tuple[bool, ...]) -> tuple[Pure, tuple[bool, ...]]:
@@ -146,14 +147,14 @@ class Pure:
             return [*(out for out, _ in found), *(tangent for _, tangent in found if tangent is not None)]
 
         specs = [*self.specs, *(spec for spec, has in zip(self.specs, mask, strict=True) if has)]
-        out_mask = tuple(tangent is not None for _, tangent in probe(parts, specs))
-        return Pure(run, specs, self.shop, self.buffers), out_mask
+        out_mask = tuple(tangent is not None for _, tangent in probe(parts, specs, dual=True))
+        return Pure(run, specs, self.shop, self.buffers, dual=True), out_mask
 
     def differentiable(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the indices of the results that carry a gradient of one of the `wanted` arguments."""
 
         def find() -> tuple[int, ...]:
-            found = probe(lambda *tensors: differentiable_flat(self.run, tensors, wanted), self.specs)
+            found = probe(lambda *tensors: differentiable_flat(self.run, tensors, wanted), self.specs, dual=self.dual)
             return tuple(i for i, carries in enumerate(found) if carries)
 
         return self.once(("differentiable", wanted), find)
@@ -164,7 +165,7 @@ class Pure:
 
     def _reached(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[int, ...]:
         specs = [*self.specs, *(self.outputs[i] for i in used)]
-        found = probe(lambda *tensors: self._pull(wanted, used, tensors), specs)
+        found = probe(lambda *tensors: self._pull(wanted, used, tensors), specs, dual=self.dual)
         return tuple(i for i, grad in zip(wanted, found, strict=True) if grad is not None)
 
     def vjp(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> Pure:
@@ -179,7 +180,10 @@ class Pure:
             ]
 
         specs = [*self.specs, *(self.outputs[i] for i in used)]
-        return Pure(run, specs, self.shop, self.buffers)
+        return self._derived(run, specs)
+
+    def _derived(self, run: Flat, specs: Sequence[TensorSpec]) -> Pure:
+        return Pure(run, specs, self.shop, self.buffers, dual=self.dual)
 
     def _pull(self, wanted: tuple[int, ...], used: tuple[int, ...], tensors: tuple[torch.Tensor, ...]) -> Any:
         count = len(self.specs)
@@ -190,7 +194,7 @@ class Pure:
 
     def _compile(self) -> Code:
         shop = self.shop
-        gm = trace(self.run, self.specs, shop)
+        gm = trace(self.run, self.specs, shop, dual=self.dual)
         separate_outputs(gm)
         graph = Graph(
             gm, tuple(f"in_{i}" for i in range(len(self.specs))), tuple(f"out_{i}" for i in range(_count(gm)))
@@ -217,26 +221,23 @@ class Batch:
     given: tuple[bool, ...] | None = None
 
 
-def probe(run: Callable[..., Any], specs: Sequence[TensorSpec]) -> Any:
-    """Runs a function on tensors without data, or, where torch cannot, on examples.
+def probe(run: Callable[..., Any], specs: Sequence[TensorSpec], *, dual: bool) -> Any:
+    """Runs a function on tensors without data; on examples if `dual`: it uses forward mode.
+
+    In forward mode torch loses the device of tensors without data, or breaks (pytorch #185718).
 
     Raises:
         NotDerivable: It cannot be run so.
     """
-    with _apart():
-        try:
-            with fake_mode():
-                found = run(*(spec.fake() for spec in specs))
-            return _checked(found, tree_leaves(found))
-        except Exception:  # noqa: BLE001 - torch cannot do everything without data, such as some of forward mode
-            try:
-                return run(*(spec.example() for spec in specs))
-            except Exception as error:
-                raise NotDerivable(str(error)) from error
+    try:
+        with _apart(), nullcontext() if dual else fake_mode():
+            return run(*(spec.example() if dual else spec.fake() for spec in specs))
+    except Exception as error:
+        raise NotDerivable(str(error)) from error
 
 
-def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop) -> torch.fx.GraphModule:
-    """Returns the functional ATen graph of a function, lowered for the backend.
+def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop, *, dual: bool) -> torch.fx.GraphModule:
+    """Returns the functional ATen graph of a function, lowered for the backend; `dual` as in `probe`.
 
     Raises:
         NotDerivable: It cannot be traced.
@@ -245,35 +246,16 @@ def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop) -> torch.fx.GraphM
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return list(run(*tensors))
 
-    with _apart():
-        mode = fake_mode()
-        with mode:
-            fakes = [spec.fake() for spec in specs]
-        try:
-            return _trace(flat, fakes, mode, shop)
-        except Exception:  # noqa: BLE001 - as in probe
-            try:
-                seen = make_fx(flat)(*(spec.example() for spec in specs))
-                seen.graph.eliminate_dead_code()
-                seen.recompile()
-                return _trace(lambda *tensors: seen(*tensors), fakes, mode, shop)
-            except Exception as error:
-                raise NotDerivable(str(error)) from error
-
-
-def _trace(flat: Flat, fakes: list[torch.Tensor], mode: Any, shop: Shop) -> torch.fx.GraphModule:
-    with mode, tracing_options(shop.backend, torch_rng=shop.torch_rng):
-        table = decompositions(shop.backend)
-        gm = functional_graph(make_fx(flat, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes), fakes)
-    return _checked(gm, [node.meta.get("val") for node in gm.graph.nodes])
-
-
-def _checked(result: Made, values: Sequence[Any]) -> Made:
-    """Returns the result; raises if torch lost the device of a tensor without data (pytorch #185718)."""
-    for value in tree_leaves(list(values)):
-        if isinstance(value, torch.Tensor) and value.device.type == "meta":
-            raise NotDerivable("a tensor without data lost its device")
-    return result
+    table, mode = {**visible_mutations(), **decompositions(shop.backend)}, fake_mode()
+    try:
+        with _apart(), tracing_options(shop.backend, torch_rng=shop.torch_rng):
+            seen: Flat = live_graph(make_fx(flat)(*(spec.example() for spec in specs))) if dual else flat
+            with mode:
+                fakes = [spec.fake() for spec in specs]
+                gm = make_fx(lambda *t: seen(*t), decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+                return functional_graph(gm, fakes)
+    except Exception as error:
+        raise NotDerivable(str(error)) from error
 
 
 @contextmanager

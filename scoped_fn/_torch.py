@@ -67,6 +67,7 @@ __all__ = [
     "inductor_decompositions",
     "inductor_options",
     "is_any_autocast_enabled",
+    "live_graph",
     "make_fx",
     "call_as_node",
     "operator_arguments",
@@ -76,6 +77,7 @@ __all__ = [
     "top_saved_tensors_hooks",
     "tracing_proxies",
     "version",
+    "visible_mutations",
 ]
 
 
@@ -222,15 +224,31 @@ def decompose(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.
     return result
 
 
-def functional_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """Returns an ATen graph without dead code and without operations that write to their arguments."""
+def visible_mutations() -> dict[Any, Callable[..., Any]]:
+    """Returns decompositions of operations that write to their arguments although their schemas do not say so."""
+    return {torch.ops.aten.native_batch_norm.default: _native_batch_norm}
+
+
+def _native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float) -> Any:
+    aten = torch.ops.aten
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, *rest)
+    return aten._native_batch_norm_legit.default(x, weight, bias, mean, var, training, *rest)
+
+
+def live_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Returns the graph without what nobody uses. Edits it."""
     gm.graph.eliminate_dead_code()
     gm.recompile()
+    return gm
+
+
+def functional_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """Returns an ATen graph without dead code and without operations that write to their arguments. Edits `gm`."""
+    gm = live_graph(gm)
     if any(_writes(node.target) for node in gm.graph.nodes):
         pure = torch.func.functionalize(lambda *tensors: gm(*tensors))
-        gm = make_fx(pure, _allow_non_fake_inputs=True)(*example_inputs)
-        gm.graph.eliminate_dead_code()
-        gm.recompile()
+        gm = live_graph(make_fx(pure, _allow_non_fake_inputs=True)(*example_inputs))
     return gm
 
 

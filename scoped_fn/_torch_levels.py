@@ -83,21 +83,27 @@ def forward_mode_active() -> bool:
 
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Returns whether a transform acts on the tensor, or it carries a tangent."""
-    return is_functorch_wrapped_tensor(tensor) or (
-        forward_mode_active() and forward_ad.unpack_dual(tensor).tangent is not None
-    )
+    return is_functorch_wrapped_tensor(tensor) or _is_dual(tensor)
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
     """Returns whether a derivative of any level may be taken of the tensor."""
-    if not is_functorch_wrapped_tensor(tensor):
-        return tensor.requires_grad or is_transformed(tensor)
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
     kinds = {level.level(): level.key() for level in all_levels()}
     while is_functorch_wrapped_tensor(tensor):
         if kinds.get(maybe_get_level(tensor)) == JVP or tensor.requires_grad:
             return True
         tensor = get_unwrapped(tensor)
-    return tensor.requires_grad or forward_mode_active() and JVP not in kinds.values()
+    return tensor.requires_grad or _is_dual(tensor)
+
+
+def _is_dual(tensor: torch.Tensor) -> bool:
+    """Returns whether a plain tensor carries a tangent."""
+    if not forward_mode_active():
+        return False
+    with at_level(None):
+        return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def alive(tensor: torch.Tensor) -> torch.Tensor:
