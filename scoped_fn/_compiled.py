@@ -19,7 +19,7 @@ from scoped_fn._runtime import CacheInfo, Memo, Variant
 from scoped_fn._specs import PLAIN_TYPES, laid_out, plain
 from scoped_fn._structure import Structure, flatten
 from scoped_fn._torch import in_transform, is_fake
-from scoped_fn._torch_levels import alive, at_level, is_tracked, is_transformed, is_wrapped, transforms_active
+from scoped_fn._torch_levels import alive, at_level, in_vmap, is_tracked, is_transformed, is_wrapped, transforms_active
 from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Inference
@@ -117,7 +117,7 @@ class CompiledFn:
         tensors, structure = self.bind(state, args, kwargs)
         if any(map(is_fake, tensors)):
             return inlined(self, state, args, kwargs)
-        if in_transform() and any(is_transformed(tensor) for tensor in tensors):
+        if in_transform() and (self._draws_per_index() or any(is_transformed(tensor) for tensor in tensors)):
             return self._transformed(state, tensors, structure)
         with at_level(None) if transforms_active() else nullcontext():
             return self._plain(state, tensors, structure)
@@ -145,6 +145,9 @@ class CompiledFn:
                 variant = _specialize.transforming_variant(self.origin, structure, specs, tracked)
         results = variant.launch(tensors)
         return self.next_state(state, variant, results), variant.finish(results, tensors)
+
+    def _draws_per_index(self) -> bool:
+        return self.captured.rng == "torch" and in_vmap()
 
     @property
     def origin(self) -> _specialize.Origin:

@@ -30,6 +30,7 @@ from scoped_fn._torch_levels import (
     dual_parts,
     forward_mode_active,
     graph_is_kept,
+    has_wrapped_tangent,
     highest_level,
     is_at,
     kinds_of_levels,
@@ -81,6 +82,8 @@ def evaluate(job: Job, tensors: Tensors) -> Results:
     """Returns the results of a job, and what it saved if its value saves something."""
     if transforms_active() is None:
         return _guarded(_plain, job, tensors, None)
+    if forward_mode_active() and any(map(has_wrapped_tangent, tensors[: job.count])):
+        return _guarded(_jvp, job, tensors, None)
     level = highest_level(tensors, every_vmap=job.random)
     with at_level(level):
         return _guarded(_peel_of(level), job, tensors, level)
@@ -117,16 +120,15 @@ def _unknown(job: Job, tensors: Tensors, level: Any) -> Results:
 
 
 def _plain(job: Job, tensors: Tensors, level: None) -> Results:
-    if forward_mode_active() and any(dual_parts(t)[1] is not None for t in tensors[: job.count]):
-        return _jvp(job, tensors, None)
+    dual = forward_mode_active() and any(dual_parts(t)[1] is not None for t in tensors[: job.count])
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors[: job.count]):
-        return _grad(job, tensors, None)
-    return _launch(job, tensors)
+        return _dual_grad(job, tensors) if dual else _grad(job, tensors, None)
+    return _jvp(job, tensors, None) if dual else _launch(job, tensors)
 
 
 def _launch(job: Job, tensors: Tensors) -> Results:
     if job.value is None:
-        return list(job.pure().launch(tensors)), None
+        return list(job.pure().launch(tensors[: job.count])), None
     results = job.value.launch([tensors[i] for i in job.value.arguments])
     if job.num_results is None:
         return list(results), None
@@ -134,51 +136,103 @@ def _launch(job: Job, tensors: Tensors) -> Results:
 
 
 def _jvp(job: Job, tensors: Tensors, level: Any) -> Results:
-    parts = [dual_parts(t) if is_at(t, level) else (t, None) for t in tensors[: job.count]]
-    mask = tuple(tangent is not None for _, tangent in parts)
-    flat = [*(primal for primal, _ in parts), *(tangent for _, tangent in parts if tangent is not None)]
+    mask, flat = _parts(tensors[: job.count], level)
     if not any(mask):
         with below(level):
             return evaluate(job, [unwrap(tensor, level) for tensor in tensors])
     made, out_mask = job.pure().jvped(mask)
     with below(level):
         inner, _ = evaluate(Job(lambda: made, len(flat), job.random), [unwrap(t, level) for t in flat])
+    return _duals(inner, out_mask, level), None
+
+
+def _parts(tensors: Tensors, level: Any) -> tuple[tuple[bool, ...], list[torch.Tensor]]:
+    """Returns which tensors have a tangent at the level, and the primals, followed by these tangents."""
+    with at_level(level):
+        parts = [dual_parts(t) if is_at(t, level) else (t, None) for t in tensors]
+    tangents = [tangent for _, tangent in parts if tangent is not None]
+    return tuple(tangent is not None for _, tangent in parts), [*(primal for primal, _ in parts), *tangents]
+
+
+def _duals(inner: Tensors, out_mask: tuple[bool, ...], level: Any) -> list[torch.Tensor]:
+    """Returns results at the level from results below it, followed by the tangents of those that `out_mask` names."""
     outs, tangents = inner[: len(out_mask)], iter(inner[len(out_mask) :])
     duals = [(out, next(tangents) if has else None) for out, has in zip(outs, out_mask, strict=True)]
-    return [o if t is None else make_dual(wrap(o, level), wrap(t, level)) for o, t in duals], None
+    return [o if t is None else make_dual(wrap(o, level), wrap(t, level)) for o, t in duals]
+
+
+def _dual_grad(job: Job, tensors: Tensors) -> Results:
+    """Runs a job on plain tensors of which some have a tangent and some require a gradient."""
+    mask, flat = _parts(tensors[: job.count], None)
+    made, out_mask = job.pure().jvped(mask)
+    wanted = tuple(i for i, tensor in enumerate(flat) if tensor.requires_grad)
+    task = Task(Job(lambda: made, len(flat), job.random), None, wanted)
+    task.dual = Task(Job(job.pure, job.count, job.random), None, tuple(i for i in wanted if i < job.count))
+    task.dual_tensors = tensors[: job.count]
+    return _duals(_apply(task, flat), out_mask, None), None
 
 
 def _vmap(job: Job, tensors: Tensors, level: Any) -> Results:
-    if job.value is not None and job.value.pure is None:  # code cannot be batched, the function can
-        job, tensors = Job(job.pure, job.count, job.random), tensors[: job.count]
     pairs = [unwrap_batch(tensor, level) for tensor in tensors]
-    batched = tuple(at is not None for _, at in pairs)
-    size, randomness = level.batch_size(), level.randomness()
     with below(level):
         inner = [t if at in (None, 0) else t.movedim(at, 0) for t, at in pairs]
-        specs = tuple(map(laid_out, inner))
-
-        def over(pure: Pure, arguments: Sequence[int], given: tuple[bool, ...] | None = None) -> tuple[Pure, Any]:
-            mask = tuple(batched[i] for i in arguments)
-            return pure.vmapped(Batch(size, mask, randomness, given), [specs[i] for i in arguments])
-
-        if job.value is None:
-            made, given = over(job.pure(), range(job.count))
-            peeled = replace(job, pure=lambda: made)
-        else:
-            half, given = over(job.value.pure, job.value.arguments)
-            value = replace(job.value, pure=half, launch=half.launch)
-            peeled = Job(
-                lambda: over(job.pure(), range(job.count), given[: job.num_results])[0],
-                job.count,
-                job.random,
-                value,
-                below=job.halves or job.below,
-            )
+        over = Over(level.batch_size(), level.randomness(), [at is not None for _, at in pairs], inner)
+        try:
+            peeled, given = over.job(job)
+        except NotDerivable:
+            if job.value is None:
+                raise
+            try:  # the value's graph cannot be batched; perhaps the function can
+                peeled, given = over.job(Job(job.pure, job.count, job.random))
+            except NotDerivable:
+                return _one_by_one(job, over, level)
         outs, extras = evaluate(peeled, inner)
     every = [*outs, *(extras or ())]
-    every = [add_batch(t, level) if b else t for t, b in zip(every, given, strict=True)]
+    every = [add_batch(t, level) if b else t for t, b in zip(every, given, strict=False)]
     return every[: len(outs)], None if extras is None else every[len(outs) :]
+
+
+class Over:
+    """A vmap level that is peeled off: `tensors` below it, and which of them have the batch as first dimension."""
+
+    def __init__(self, size: int, randomness: str, batched: Sequence[bool], tensors: Tensors) -> None:
+        self.size, self.randomness, self.batched, self.tensors = size, randomness, batched, tensors
+        self.specs = [laid_out(tensor) for tensor in tensors]
+
+    def job(self, job: Job) -> tuple[Job, tuple[bool, ...]]:
+        """Returns the batched job, and which of its results have the batch."""
+        if job.value is None:
+            made, given = self._pure(job.pure(), range(job.count))
+            return Job(lambda: made, job.count, job.random), given
+        if job.value.pure is None:
+            raise NotDerivable("code cannot be batched")
+        half, given = self._pure(job.value.pure, job.value.arguments)
+        results = given[: job.num_results]
+        value = replace(job.value, pure=half, launch=half.launch)
+        halves = job.halves or job.below
+
+        def pure() -> Pure:
+            return self._pure(job.pure(), range(job.count), results)[0]
+
+        return Job(pure, job.count, job.random, value, below=halves), given
+
+    def _pure(
+        self, pure: Pure, arguments: Sequence[int], given: tuple[bool, ...] | None = None
+    ) -> tuple[Pure, tuple[bool, ...]]:
+        mask = tuple(self.batched[i] for i in arguments)
+        return pure.vmapped(Batch(self.size, mask, self.randomness, given), [self.specs[i] for i in arguments])
+
+
+def _one_by_one(job: Job, over: Over, level: Any) -> Results:
+    """Runs a job that cannot be batched once for each index."""
+    rows = [
+        evaluate(job, [t[i] if b else t for t, b in zip(over.tensors, over.batched, strict=True)])
+        for i in range(over.size)
+    ]
+    every = [[*outs, *(extras or ())] for outs, extras in rows]
+    stacked = [add_batch(torch.stack(parts), level) for parts in zip(*every, strict=True)]
+    count, extras = len(rows[0][0]), rows[0][1]
+    return stacked[:count], None if extras is None else stacked[count:]
 
 
 def _grad(job: Job, tensors: Tensors, level: Any) -> Results:
@@ -213,12 +267,16 @@ class Task:
         wanted: Indices of the tensors that get gradients.
         halves: What computes gradients from saved tensors; None if nothing does.
         extras: The saved tensors.
+        dual: For a node that computes tangents too: the task without them, which gives gradients that have tangents.
+        dual_tensors: Its tensors.
     """
 
     def __init__(self, job: Job, level: Any, wanted: tuple[int, ...]) -> None:
         self.job, self.level, self.wanted = job, level, wanted
         self.halves: Halves | None = job.halves
         self.extras: list[torch.Tensor] | None = None
+        self.dual: Task | None = None
+        self.dual_tensors: Tensors = ()
 
     def forward(self, tensors: Tensors) -> list[torch.Tensor]:
         """Returns the results, computed below the level."""
@@ -239,7 +297,7 @@ class Task:
         if halves is not None:
             differentiable = halves.differentiable
         elif self.job.value is None:
-            differentiable = self.job.pure().differentiable(self.wanted)
+            differentiable = _or_else(lambda: self.job.pure().differentiable(self.wanted), range(len(outs)))
         else:  # gradients, which depend on the cotangents in any case
             differentiable = range(len(outs))
         kept = set(differentiable)
@@ -253,9 +311,16 @@ class Task:
         if self.halves is not None:
             value, places = self.halves.backward(used, job.count)
         else:
-            places = job.pure().reached(self.wanted, used)
+            places = _or_else(lambda: job.pure().reached(self.wanted, used), self.wanted)
         made = Job(lambda: job.pure().vjp(places, used), job.count + len(used), job.random, value)
         return made, places, [cotangents[i] for i in used]
+
+
+def _or_else(derive: Callable[[], Sequence[int]], fallback: Sequence[int]) -> Sequence[int]:
+    try:
+        return derive()
+    except NotDerivable:
+        return fallback
 
 
 class Node(SingleLevelFunction):
@@ -277,20 +342,33 @@ class Node(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        extras, tensors = ctx.saved_tensors[: ctx.num_extras], ctx.arguments
+        task, result = ctx.task, [None] * len(ctx.arguments)
+        if task.dual is not None:  # results come first, then tangents
+            count = len(task.dual.job.pure().outputs)
+            _add(result, *_gradients(task.dual, task.dual_tensors, cotangents[:count], ()))
+            cotangents = (*[None] * count, *cotangents[count:])
         job, places, given = ctx.task.gradient(cotangents)
-        _check_unchanged(
-            ctx, range(len(tensors)) if torch.is_grad_enabled() or job.value is None else job.value.arguments
-        )
-        count = ctx.task.job.count
-        every = [alive(tensor) for tensor in (*tensors[:count], *given, *extras)]
-        grads = evaluate(job, every)[0] if places else []
-        result: list[torch.Tensor | None] = [None] * len(tensors)
-        for i, grad in zip(places, grads, strict=True):
-            result[i] = grad
+        in_use = range(len(ctx.arguments)) if torch.is_grad_enabled() or job.value is None else job.value.arguments
+        _check_unchanged(ctx, in_use)
+        _add(result, *_gradients(task, ctx.arguments, cotangents, ctx.saved_tensors[: ctx.num_extras]))
         if not graph_is_kept():
             ctx.arguments = ()
         return (None, *result)
+
+
+def _gradients(
+    task: Task, tensors: Tensors, cotangents: Sequence[torch.Tensor | None], extras: Tensors
+) -> tuple[Sequence[int], Tensors]:
+    """Returns the arguments of a task that get a gradient, and their gradients."""
+    job, places, given = task.gradient(cotangents)
+    every = [alive(tensor) for tensor in (*tensors[: task.job.count], *given, *extras)]
+    return places, evaluate(job, every)[0] if places else ()
+
+
+def _add(result: list[torch.Tensor | None], places: Sequence[int], grads: Tensors) -> None:
+    for i, grad in zip(places, grads, strict=True):
+        before = result[i]
+        result[i] = grad if before is None else before + grad
 
 
 def _check_unchanged(ctx: Any, indices: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from scoped_fn._ambient import without_autocast
+from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._backends import Backend, Code, GraphRole, decompositions, tracing_options
 from scoped_fn._graph import Graph
 from scoped_fn._one_graph import separate_outputs
@@ -256,6 +257,25 @@ def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop, *, dual: bool) -> 
                 return functional_graph(gm, fakes)
     except Exception as error:
         raise NotDerivable(str(error)) from error
+
+
+def first_rules_are_all(run: Flat, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> bool:
+    """Returns whether the backwards of custom Functions use no custom Functions, and may be differentiated."""
+
+    def check(*tensors: torch.Tensor) -> bool:
+        leaves = [tensor.detach().clone().requires_grad_(i in wanted) for i, tensor in enumerate(tensors)]
+        outs = [out for out in run(*leaves) if out.requires_grad]
+        known = custom_nodes(outs)
+        grads = torch.autograd.grad(
+            outs,
+            [leaves[i] for i in wanted],
+            [torch.ones_like(out) for out in outs],
+            create_graph=True,
+            allow_unused=True,
+        )
+        return custom_nodes([grad for grad in grads if grad is not None and grad.requires_grad]) <= known
+
+    return bool(probe(check, specs, dual=False))
 
 
 @contextmanager

@@ -67,6 +67,22 @@ def make_replay(captured: Captured, changed: tuple[str, ...], ambient: Ambient) 
     )
 
 
+def says_everything(gm: torch.fx.GraphModule) -> bool:
+    """Returns whether all derivatives of the model can be derived from its graph.
+
+    Not if there is a custom Function: a graph holds its backward as it is run once, without the rules of custom
+    Functions inside. Nor if the model uses transforms: the graph names their levels by number.
+    """
+    nodes = list(gm.graph.nodes)
+    parts = [part for part in gm.children() if isinstance(part, torch.fx.GraphModule)]
+    known = not any(node.target is CUSTOM or "_functorch" in str(_module(node.target)) for node in nodes)
+    return known and all(map(says_everything, parts))
+
+
+def _module(target: Any) -> Any:
+    return getattr(target, "__module__", None)
+
+
 def transformable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Returns the graph with checkpoint regions inlined and custom Functions as ones that transforms can act on."""
     made = copy_graph(gm)

@@ -8,12 +8,15 @@ import torch
 
 from scoped_fn._ambient import Ambient
 from scoped_fn._chain import compile_training
+from scoped_fn._live import Live
 from scoped_fn._plan import Plan
-from scoped_fn._pure import Pure, Shop
-from scoped_fn._replay import make_replay
+from scoped_fn._pure import NotDerivable, Pure, Shop, first_rules_are_all, probe
+from scoped_fn._replay import make_replay, says_everything
 from scoped_fn._runtime import Memo
-from scoped_fn._torch_levels import at_level
+from scoped_fn._torch_levels import Flat, at_level, differentiable_flat
+from scoped_fn._specs import TensorSpec
 from scoped_fn._training import TrainingCode, training_code
+from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import lower_inference
 from scoped_fn.state import init_state
@@ -33,9 +36,24 @@ class Root(Pure):
         self.captured, self.plan, self.ambient = captured, plan, ambient
         shop = Shop(captured.source.name, plan.backend, captured.rng == "torch", memo)
         self.new_buffers = self._changed_buffers() if captured.source.buffers else ()
-        replay = make_replay(captured, self.new_buffers, ambient)
         specs = [replace(spec, requires_grad=False) for spec in captured.specs]
-        super().__init__(replay, specs, shop, tuple(replay.buffers.values()))
+        params, buffers = len(captured.source.params), len(captured.source.buffers)
+        super().__init__(self._function(specs), specs, shop, range(params, params + buffers))
+
+    def _function(self, specs: list[TensorSpec]) -> Flat:
+        """Returns the graph as a function, or the model's own code where the graph does not say everything."""
+        captured = self.captured
+        replay = make_replay(captured, self.new_buffers, self.ambient)
+        if says_everything(captured.graph.gm) or self.plan.passes.captured is not identity:
+            return replay
+        constants = len(captured.constants)
+        live = Live(captured.source, captured.in_structure, constants, self.new_buffers, self.ambient)
+        wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
+        try:
+            probe(lambda *tensors: differentiable_flat(live, tensors, wanted), specs, dual=False)
+        except NotDerivable:  # functions in the older style, which torch.func refuses
+            return replay if first_rules_are_all(live, specs, wanted) else live
+        return live
 
     def _changed_buffers(self) -> tuple[str, ...]:
         with at_level(None), torch.no_grad(), self.ambient.restored():

@@ -55,7 +55,9 @@ __all__ = [
     "dual_parts",
     "forward_mode_active",
     "graph_is_kept",
+    "has_wrapped_tangent",
     "highest_level",
+    "in_vmap",
     "is_at",
     "is_tracked",
     "is_transformed",
@@ -81,6 +83,11 @@ def forward_mode_active() -> bool:
     return forward_ad._current_level >= 0
 
 
+def in_vmap() -> bool:
+    """Returns whether a vmap level is active."""
+    return any(level.key() == VMAP for level in all_levels())
+
+
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Returns whether a transform acts on the tensor, or it carries a tangent."""
     return is_functorch_wrapped_tensor(tensor) or _is_dual(tensor)
@@ -104,6 +111,15 @@ def _is_dual(tensor: torch.Tensor) -> bool:
         return False
     with at_level(None):
         return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def has_wrapped_tangent(tensor: torch.Tensor) -> bool:
+    """Returns whether a plain tensor carries a tangent that a transform acts on, as vmap of dual numbers makes it."""
+    if is_functorch_wrapped_tensor(tensor):
+        return False
+    with at_level(None):
+        tangent = forward_ad.unpack_dual(tensor).tangent
+    return tangent is not None and is_functorch_wrapped_tensor(tangent)
 
 
 def alive(tensor: torch.Tensor) -> torch.Tensor:

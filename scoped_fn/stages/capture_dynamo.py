@@ -14,6 +14,7 @@ from scoped_fn._graph import fake_value
 from scoped_fn._source import Source
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch import DynamoCapture, TorchDynamoException, capture_with_dynamo
+from scoped_fn.stages.capture_opaque import capture_opaque
 from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
 from scoped_fn.stages.trace_watch import user_place
 
@@ -37,6 +38,8 @@ def capture_dynamo(
     try:
         captured = capture_with_dynamo(cast(FunctionType, call))
     except TorchDynamoException as error:
+        if any(f"Unsupported custom {rule}" in str(error) for rule in ("jvp", "vjp")):
+            return capture_opaque(source, structure, tensors)
         raise CaptureError(_explain(error, source)) from None
     _warn_about(captured.side_effects, source)
     return _pieces(captured, source)

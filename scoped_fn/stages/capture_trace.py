@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from scoped_fn._errors import CaptureError
-from scoped_fn._frozen_module import replace_tensors
-from scoped_fn._source import Source, buffer_places, unset_buffers
+from scoped_fn._live import buffers_after, copy_with
+from scoped_fn._source import Source, unset_buffers
 from scoped_fn._specs import spec_of
-from scoped_fn._structure import Structure, flatten, unflatten
+from scoped_fn._structure import Structure, flatten
 from scoped_fn._torch import fake_mode, make_fx
 from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
 from scoped_fn.stages.trace_watch import refuse_hidden_rules, user_place
@@ -31,7 +31,7 @@ def capture_trace(
 
     def flat(*traced: torch.Tensor) -> list[torch.Tensor]:
         seen["inputs"] = traced
-        seen["result"], seen["changed"] = _run(source, structure, real, traced)
+        seen["result"], seen["changed"] = _run(source, structure, traced)
         return [*flatten(seen["result"], "outputs")[0], *seen["changed"].values()]
 
     mode = fake_mode()
@@ -47,34 +47,27 @@ def capture_trace(
     return _pieces(gm, real, seen)
 
 
-def _run(
-    source: Source, structure: Structure, real: list[torch.Tensor], traced: Sequence[torch.Tensor]
-) -> tuple[Any, dict[str, torch.Tensor]]:
+def _run(source: Source, structure: Structure, traced: Sequence[torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
     """Runs the model with its tensors replaced by traced ones; returns its result and the buffers assigned anew."""
-    args, kwargs = unflatten(structure, list(traced[_held(source) :]))
-    if not source.is_module:
-        return source.call(*args, **kwargs), {}
     # A buffer that requires a gradient is cloned: a leaf could not be changed in place.
-    carried = {id(own) for own in source.buffers.values() if own.requires_grad}
-    places = {id(t): new.clone() if id(t) in carried else new for t, new in zip(real, traced, strict=True)}
-    model = replace_tensors(source.call, places)  # type: ignore[arg-type]
-    unset = unset_buffers(model)
-    attributes = _attributes(model)
-    result = model(*args, **kwargs)
-    after = {
-        name: getattr(module, leaf)
-        for name, (module, leaf) in zip(source.buffers, buffer_places(model, source.buffers), strict=True)
-    }
+    carried = {name for name, own in source.buffers.items() if own.requires_grad}
+    start, names = len(source.params), list(source.buffers)
+    given = [
+        new.clone() if 0 <= i - start < len(names) and names[i - start] in carried else new
+        for i, new in enumerate(traced)
+    ]
+    call, model = copy_with(source, structure, given)
+    if model is None:
+        return call(), {}
+    unset, attributes = unset_buffers(model), _attributes(model)
+    result = call()
+    after = buffers_after(source, model)
     refuse_none(source, after, [getattr(module, name) for module, name in unset])
     warn_about_side_effects(
         source, [f"self.{name}" for name, value in _attributes(model).items() if attributes.get(name) is not value]
     )
-    changed: dict[str, torch.Tensor] = {}
-    for name, before in source.buffers.items():
-        now = after[name]
-        if now is not places[id(before)] or id(before) in carried:
-            changed[name] = now
-    return result, changed
+    before = dict(zip(names, given[start:], strict=False))
+    return result, {name: now for name, now in after.items() if now is not before[name] or name in carried}
 
 
 def _attributes(model: torch.nn.Module) -> dict[str, Any]:
@@ -85,10 +78,6 @@ def _attributes(model: torch.nn.Module) -> dict[str, Any]:
         for name, value in module.__dict__.items()
         if not (name.startswith("_") and isinstance(value, dict))
     }
-
-
-def _held(source: Source) -> int:
-    return len(source.params) + len(source.buffers)
 
 
 def _pieces(

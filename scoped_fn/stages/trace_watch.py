@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
+from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._errors import CaptureError, RandomOpError
 from scoped_fn._torch import top_saved_tensors_hooks
 
@@ -26,19 +26,10 @@ def refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[tor
         fakes: Fake tensors to run it on.
     """
     copies = [fake.detach().clone().requires_grad_(fake.requires_grad) for fake in fakes]
-    with _Watch(), _python_draws_refused():
+    with _Watch(), python_draws_refused():
         outputs = flat(*copies)
-    pending = [o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None]
-    seen: set[Node] = set()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            name = type(node).__name__.removesuffix("Backward")
-            raise CaptureError(_lost(f"custom autograd.Functions such as {name}"))
-        pending += [parent for parent, _ in node.next_functions if parent is not None]
+    for node in custom_nodes(output for output in outputs if isinstance(output, torch.Tensor)):
+        raise CaptureError(_lost(f"custom autograd.Functions such as {type(node).__name__.removesuffix('Backward')}"))
 
 
 def user_place(stack: Iterable[traceback.FrameSummary]) -> str:
@@ -49,7 +40,7 @@ def user_place(stack: Iterable[traceback.FrameSummary]) -> str:
 
 
 @contextmanager
-def _python_draws_refused() -> Iterator[None]:
+def python_draws_refused() -> Iterator[None]:
     """Raises if Python's or NumPy's generator moves: the number would be a constant of the graph. Puts them back."""
     numpy = sys.modules.get("numpy")
     before = random.getstate()
