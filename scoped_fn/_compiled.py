@@ -117,10 +117,16 @@ class CompiledFn:
         tensors, structure = self.bind(state, args, kwargs)
         if any(map(is_fake, tensors)):
             return inlined(self, state, args, kwargs)
-        if in_transform() and (self._draws_per_index() or any(is_transformed(tensor) for tensor in tensors)):
+        if self.is_transformed(tensors):
             return self._transformed(state, tensors, structure)
         with at_level(None) if transforms_active() else nullcontext():
             return self._plain(state, tensors, structure)
+
+    def is_transformed(self, tensors: list[torch.Tensor]) -> bool:
+        """Returns whether a transform acts on a call with these tensors."""
+        if not in_transform():
+            return False
+        return any(map(is_transformed, tensors)) or (self.captured.rng == "torch" and in_vmap())
 
     def _plain(
         self, state: CompilerState, tensors: list[torch.Tensor], structure: Structure
@@ -145,9 +151,6 @@ class CompiledFn:
                 variant = _specialize.transforming_variant(self.origin, structure, specs, tracked)
         results = variant.launch(tensors)
         return self.next_state(state, variant, results), variant.finish(results, tensors)
-
-    def _draws_per_index(self) -> bool:
-        return self.captured.rng == "torch" and in_vmap()
 
     @property
     def origin(self) -> _specialize.Origin:

@@ -347,7 +347,7 @@ class Node(SingleLevelFunction):
             count = len(task.dual.job.pure().outputs)
             _add(result, *_gradients(task.dual, task.dual_tensors, cotangents[:count], ()))
             cotangents = (*[None] * count, *cotangents[count:])
-        job, places, given = ctx.task.gradient(cotangents)
+        job, *_ = task.gradient(cotangents)
         in_use = range(len(ctx.arguments)) if torch.is_grad_enabled() or job.value is None else job.value.arguments
         _check_unchanged(ctx, in_use)
         _add(result, *_gradients(task, ctx.arguments, cotangents, ctx.saved_tensors[: ctx.num_extras]))

@@ -16,11 +16,12 @@ import torch
 from scoped_fn._ambient import without_autocast
 from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._backends import Backend, Code, GraphRole, decompositions, tracing_options
+from scoped_fn._checked_op import keep_checks
 from scoped_fn._graph import Graph
 from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, laid_out
-from scoped_fn._torch import compile_lock, fake_mode, functional_graph, live_graph, make_fx, visible_mutations
+from scoped_fn._torch import compile_lock, fake_mode, functional_graph, make_fx, visible_mutations
 from scoped_fn._torch_levels import Flat, at_level, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
 from scoped_fn.stages.compile_graph import compile_graph
 
@@ -250,11 +251,11 @@ def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop, *, dual: bool) -> 
     table, mode = {**visible_mutations(), **decompositions(shop.backend)}, fake_mode()
     try:
         with _apart(), tracing_options(shop.backend, torch_rng=shop.torch_rng):
-            seen: Flat = live_graph(make_fx(flat)(*(spec.example() for spec in specs))) if dual else flat
+            seen: Flat = keep_checks(make_fx(flat)(*(spec.example() for spec in specs))) if dual else flat
             with mode:
                 fakes = [spec.fake() for spec in specs]
                 gm = make_fx(lambda *t: seen(*t), decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
-                return functional_graph(gm, fakes)
+                return functional_graph(keep_checks(gm), fakes)
     except Exception as error:
         raise NotDerivable(str(error)) from error
 

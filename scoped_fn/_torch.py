@@ -6,6 +6,7 @@ by name: `tests/test_probe.py` checks each one. Supported: torch 2.11 to 2.15.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +26,10 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch._aot_autograd.descriptors import (
+    BackwardTokenAOTInput,
+    BackwardTokenAOTOutput,
+    ForwardTokenAOTInput,
+    ForwardTokenAOTOutput,
     GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
@@ -34,6 +39,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
+from torch._higher_order_ops.effects import with_effects
 from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_graph_passes
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
@@ -49,6 +55,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
+    "CHECK_ERRORS",
     "DynamoCapture",
     "ExportedGraph",
     "FakeTensorMode",
@@ -161,7 +168,7 @@ def export_with_aot(module: torch.nn.Module, fakes: Sequence[torch.Tensor], deco
     """
     with ExitStack() as stack, functorch_config.patch(backward_pass_autocast="off"):
         joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
-        gm = joint.graph_module
+        gm = _without_tokens(joint.graph_module)
     gm.graph.set_codegen(torch.fx.graph.CodeGen())
     gm.recompile()
     output = gm.graph.output_node()
@@ -176,6 +183,39 @@ def export_with_aot(module: torch.nn.Module, fakes: Sequence[torch.Tensor], deco
         raise RuntimeError(f"Expected only outputs, mutations and gradients in the joint graph, got {unknown}.")
     grads = tuple(_grad_index(d, v) for d, v in zip(kinds[start:], values[start:], strict=True))
     return ExportedGraph(gm, tuple(_tangents(gm)), mutated, num_outputs, grads)
+
+
+TOKENS = (ForwardTokenAOTInput, BackwardTokenAOTInput, ForwardTokenAOTOutput, BackwardTokenAOTOutput)
+
+
+def _without_tokens(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Returns the graph with operations that have effects as plain ones, not ordered by tokens. Edits it."""
+    for node in list(gm.graph.nodes):
+        if node.target is with_effects:
+            _, op, *args = node.args
+            with gm.graph.inserting_before(node):
+                plain = gm.graph.call_function(op, tuple(args), dict(node.kwargs))
+            values = tuple(node.meta["val"])[1:]
+            plain.meta = {**node.meta, "val": values if len(op._schema.returns) > 1 else values[0]}
+            for user in list(node.users):
+                index = user.args[1]
+                if index > 0 and len(op._schema.returns) > 1:
+                    user.args = (plain, index - 1)
+                elif index > 0:
+                    user.replace_all_uses_with(plain)
+    output = gm.graph.output_node()
+    kept = [
+        pair
+        for pair in zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+        if not isinstance(pair[1], TOKENS)
+    ]
+    output.args = ([value for value, _ in kept],)
+    output.meta["desc"] = [kind for _, kind in kept]
+    for node in reversed(list(gm.graph.nodes)):
+        tokens = node.op == "placeholder" and isinstance(node.meta.get("desc"), TOKENS)
+        if not node.users and (tokens or node.target in (with_effects, operator.getitem)):
+            gm.graph.erase_node(node)
+    return gm
 
 
 def _grad_index(kind: Any, value: Any) -> int | None:
@@ -328,6 +368,7 @@ def storage_id(tensor: torch.Tensor) -> int:
 
 
 tracing_proxies = get_proxy_mode
+CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 
 
 def call_as_node(code: Callable[[list[Any]], Sequence[Any]], tensors: list[Any]) -> Sequence[Any]:

@@ -58,6 +58,7 @@ __all__ = [
     "has_wrapped_tangent",
     "highest_level",
     "in_vmap",
+    "innermost_level",
     "is_at",
     "is_tracked",
     "is_transformed",
@@ -139,6 +140,12 @@ def highest_level(tensors: Sequence[torch.Tensor], *, every_vmap: bool = False) 
         if level.level() == number or (every_vmap and level.key() == VMAP):
             return level
     return None
+
+
+def innermost_level() -> Any:
+    """Returns the highest level of all; None if no transform is active."""
+    levels = all_levels()
+    return levels[-1] if levels else None
 
 
 def kinds_of_levels(tensors: Sequence[torch.Tensor]) -> set[Any]:

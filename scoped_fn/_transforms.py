@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
 from scoped_fn._one_graph import check_scalar
-from scoped_fn._structure import flatten, unflatten
+from scoped_fn._structure import Structure, flatten, unflatten
+from scoped_fn._torch import in_transform
 from scoped_fn._whole_step import WholeStep
-from scoped_fn.state import CompilerState, tree_map
+from scoped_fn.state import CompilerState
 
 StatefulFn = Callable[..., tuple[CompilerState, Any]]
 
@@ -20,8 +22,11 @@ StatefulFn = Callable[..., tuple[CompilerState, Any]]
 def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> StatefulFn:
     """Returns the stateful function `(state, *args) -> (state, (value, gradients))`.
 
-    Of a compiled function, forward and backward run as one compiled graph. Any other stateful function runs as it is,
-    with plain autograd.
+    Of a compiled function, forward and backward run as one compiled graph; under another transform they run as that
+    transform of `torch.func.grad` of it. Any other stateful function runs as it is, under `torch.func.grad`.
+
+    The results carry no graph of plain autograd, so that training steps do not hang on one another: for derivatives of
+    gradients use transforms.
 
     Args:
         fn: `(state, *args) -> (state, value)`; the value is a scalar: shape [], real floating point.
@@ -49,33 +54,84 @@ def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_au
         )
     if any(not isinstance(i, int) or i < 0 for i in (argnums if isinstance(argnums, tuple) else (argnums,))):
         raise SpecError(f"Expected argnums of 0 or more, got {argnums!r}. Count arguments after the state.")
-    if isinstance(fn, CompiledFn):
-        return WholeStep(fn, argnums, has_aux)
+    generic = ValueAndGrad(fn, argnums, has_aux)
+    return WholeStep(fn, argnums, has_aux, generic) if isinstance(fn, CompiledFn) else generic
 
-    def value_and_grad_of(state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
-        places = (argnums,) if isinstance(argnums, int) else argnums
+
+def grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> StatefulFn:
+    """Returns the stateful function `(state, *args) -> (state, gradients)`.
+
+    Args and errors are those of `value_and_grad`. With `has_aux` it gives `(state, (gradients, aux))`.
+
+    Example:
+        >>> import torch, scoped_fn as sf
+        >>> state, fn = sf.compile(sf.init_state(), lambda x: (x**3).sum(), (torch.ones(2),), backend="eager")
+        >>> state, first = sf.grad(fn)(state, torch.tensor([1.0, 2.0]))
+        >>> first
+        tensor([ 3., 12.])
+    """
+    both = value_and_grad(fn, argnums=argnums, has_aux=has_aux)
+
+    def grad_of(state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
+        state, (value, grads) = both(state, *args, **kwargs)
+        return state, (grads, value[1]) if has_aux else grads
+
+    return grad_of
+
+
+@dataclass(frozen=True)
+class ValueAndGrad:
+    """`value_and_grad` of any stateful function, by `torch.func`: under other transforms too."""
+
+    fn: StatefulFn
+    argnums: int | tuple[int, ...]
+    has_aux: bool
+
+    def __call__(self, state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
+        """Returns the next state, and the value with the gradients."""
+        places = (self.argnums,) if isinstance(self.argnums, int) else self.argnums
         if max(places, default=0) >= len(args):
-            raise SpecError(f"Expected argnums below {len(args)}, got {argnums!r}. Count arguments after the state.")
-        flat = [flatten(args[i], f"argument {i}") for i in places]
+            raise SpecError(
+                f"Expected argnums below {len(args)}, got {self.argnums!r}. Count arguments after the state."
+            )
+        if torch.compiler.is_dynamo_compiling() or in_transform():
+            return self._run(state, args, kwargs, places, lambda tensor: tensor)
         with torch.inference_mode(False), torch.enable_grad():
-            leaves = [[_leaf(tensor, i) for tensor in tensors] for i, (tensors, _) in zip(places, flat, strict=True)]
-            changed = dict(enumerate(args))
-            for i, mine, (_, structure) in zip(places, leaves, flat, strict=True):
-                changed[i] = unflatten(structure, list(mine))
-            state, out = fn(state, *changed.values(), **kwargs)
-            value = check_scalar(out[0] if has_aux else out)
-            found = iter(_gradients(value, [leaf for mine in leaves for leaf in mine]))
-        grads = tuple(unflatten(s, [next(found) for _ in mine]) for mine, (_, s) in zip(leaves, flat, strict=True))
-        apart: Any = tree_map(_detached, state)  # type: ignore[arg-type]
-        return apart, (detached(out), grads[0] if isinstance(argnums, int) else grads)
+            after, result = self._run(state, args, kwargs, places, _apart)
+        return detached(after), detached(result)
 
-    return value_and_grad_of
+    def _run(
+        self, state: CompilerState, args: Any, kwargs: Any, places: tuple[int, ...], prepare: Callable[..., Any]
+    ) -> tuple[CompilerState, Any]:
+        flat = {i: flatten(args[i], f"argument {i}") for i in places}
+        leaves = [prepare(_checked(tensor, i)) for i, (mine, _) in flat.items() for tensor in mine]
+        (after, out), found = self._differentiate(state, args, kwargs, flat, leaves)
+        rest = iter(found)
+        grads = tuple(unflatten(structure, [next(rest) for _ in mine]) for mine, structure in flat.values())
+        return after, (out, grads[0] if isinstance(self.argnums, int) else grads)
 
+    def _differentiate(
+        self, state: CompilerState, args: Any, kwargs: Any, flat: dict[int, Any], leaves: list[torch.Tensor]
+    ) -> tuple[Any, Sequence[torch.Tensor]]:
+        """Returns (state, out), and a gradient for each leaf."""
+        structures: list[Structure] = []
 
-def _gradients(value: torch.Tensor, leaves: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    if not leaves or not value.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    return torch.autograd.grad(value, leaves, materialize_grads=True)
+        def value_of(*given: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            changed, rest = dict(enumerate(args)), iter(given)
+            for i, (mine, structure) in flat.items():
+                changed[i] = unflatten(structure, [next(rest) for _ in mine])
+            after, out = self.fn(state, *changed.values(), **kwargs)
+            value = check_scalar(out[0] if self.has_aux else out)
+            tensors, structure = flatten((after, out), "outputs")
+            structures.append(structure)
+            return value, tensors
+
+        if not leaves:
+            tensors = value_of()[1]
+            return unflatten(structures[-1], tensors), ()
+        argnums = tuple(range(len(leaves)))
+        found, (_, tensors) = torch.func.grad_and_value(value_of, argnums=argnums, has_aux=True)(*leaves)
+        return unflatten(structures[-1], tensors), found
 
 
 def detached(value: Any) -> Any:
@@ -84,14 +140,14 @@ def detached(value: Any) -> Any:
     return unflatten(structure, [tensor.detach() for tensor in tensors])
 
 
-def _leaf(tensor: torch.Tensor, place: int) -> torch.Tensor:
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.clone() if tensor.is_inference() else tensor).detach()
+
+
+def _checked(tensor: torch.Tensor, place: int) -> torch.Tensor:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise SpecError(
             f"Expected argument {place} to have floating point tensors to differentiate, got {tensor.dtype}. "
             "Choose others with argnums."
         )
-    return (tensor.clone() if tensor.is_inference() else tensor).detach().requires_grad_()
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+    return tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,16 +30,22 @@ class WholeStep:
         fn: The compiled function; its memo keeps the code.
         argnums: Which arguments to differentiate.
         has_aux: Whether the function returns (value, aux).
+        generic: The same for tensors that another transform acts on, and where it is traced.
     """
 
     fn: CompiledFn
     argnums: int | tuple[int, ...]
     has_aux: bool
+    generic: Callable[..., tuple[CompilerState, Any]]
 
     def __call__(self, state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
         """Returns the next state, and the value with the gradients."""
         fn = self.fn
+        if torch.compiler.is_dynamo_compiling():
+            return self.generic(state, *args, **kwargs)
         tensors, structure = fn.bind(state, args, kwargs)
+        if fn.is_transformed(tensors):
+            return self.generic(state, *args, **kwargs)
         kind = ("value_and_grad", self.argnums, self.has_aux)
         variant = fn._memo.find_or_make(
             kind, structure, tensors, lambda: self._make(kind, state, args, structure, tensors)

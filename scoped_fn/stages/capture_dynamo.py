@@ -70,7 +70,9 @@ def _stand_in(node: Any) -> torch.Tensor:
 
 def _warn_about(side_effects: tuple[str, ...], source: Source) -> None:
     sources = [name for text in side_effects for name in re.findall(r"\"[^\"]*\"|'[^']*'(?=[,\]])", text)]
-    places = {n.strip("\"'").replace("L['source'].call", "self") for n in sources if "_buffers" not in n}
+    # An inlined compiled function puts tensors into its own copy of a module, and takes them out again.
+    sources = [name for name in sources if "_buffers" not in name and ".captured.source.call." not in name]
+    places = {n.strip("\"'").replace("L['source'].call", "self") for n in sources}
     warn_about_side_effects(source, sorted(places))
 
 

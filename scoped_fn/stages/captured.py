@@ -132,7 +132,10 @@ def normalize(pieces: Pieces, frame: Frame, output_names: Sequence[str]) -> tupl
         if fake_value(node) is None:
             node.meta["val"] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     raw_outputs: Any = graph.graph_copy(pieces.gm.graph, copies)
-    outputs = [of_tensor[id(o)] if isinstance(o, torch.Tensor) else raw_outputs[o] for o in pieces.outputs]
+    outputs = [
+        (of_tensor.get(id(o)) or _view(graph, o, real, nodes)) if isinstance(o, torch.Tensor) else raw_outputs[o]
+        for o in pieces.outputs
+    ]
     graph.output(tuple(_separate(graph, outputs, nodes)))
     if pieces.marker is not None and not raw_outputs[pieces.marker].users:
         graph.erase_node(raw_outputs[pieces.marker])
@@ -176,8 +179,11 @@ def refuse_none(source: Source, buffers: dict[str, Any], unset: Sequence[Any]) -
 
 
 def _constants(pieces: Pieces, frame: Frame) -> tuple[torch.Tensor, ...]:
-    known = {id(tensor) for tensor in [*frame.held, *frame.inputs]}
+    arguments = [*frame.held, *frame.inputs]
+    known = {id(tensor) for tensor in arguments}
     found: dict[int, torch.Tensor] = {}
+    views = [o for o in pieces.outputs if isinstance(o, torch.Tensor) and _base(o, arguments) is not None]
+    known |= {id(view) for view in views}
     for value in [*pieces.values, *pieces.outputs]:
         if isinstance(value, torch.Tensor) and id(value) not in known:
             if id(value) in frame.source.originals:
@@ -193,6 +199,38 @@ def _constants(pieces: Pieces, frame: Frame) -> tuple[torch.Tensor, ...]:
                 "or keep it out of forward."
             )
     return with_constants_checked(tuple(found.values()), frame.source.name)
+
+
+def _base(view: torch.Tensor, arguments: Sequence[torch.Tensor]) -> int | None:
+    """Returns which argument has the memory of a tensor, if one does."""
+    return next((i for i, t in enumerate(arguments) if storage_id(t) == storage_id(view)), None)
+
+
+def _view(
+    graph: torch.fx.Graph, view: torch.Tensor, real: Sequence[torch.Tensor], nodes: Sequence[torch.fx.Node]
+) -> torch.fx.Node:
+    """Returns a node for a result that Dynamo takes as an attribute of an argument, such as `x.T`, not as an operation."""
+    index = _base(view, real)
+    base = real[index] if index is not None else view
+    parts = base.is_complex() and not view.is_complex() and view.shape == base.shape and not base.is_conj()
+    known = view.dtype == base.dtype and view.storage_offset() == base.storage_offset() and not view.is_neg()
+    if index is None or not (parts or known):
+        raise CaptureError(
+            f"Expected results that operations compute, got an attribute of an argument, of shape {list(view.shape)}. "
+            "Return a clone of it."
+        )
+    if parts:
+        first = view.storage_offset() == 2 * base.storage_offset()
+        node = graph.call_function(torch.real if first else torch.imag, (nodes[index],))
+    else:
+        node = graph.call_function(torch.as_strided, (nodes[index], view.shape, view.stride()))
+    if view.is_conj() != base.is_conj() and not parts:
+        node = graph.call_function(torch.conj, (node,))
+    if base.requires_grad and not view.requires_grad:
+        node = graph.call_method("detach", (node,))
+    made = graph.call_function(torch.clone, (node,))
+    made.meta["val"] = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device="meta")
+    return made
 
 
 def _separate(graph: torch.fx.Graph, outputs: list[torch.fx.Node], placeholders: list[torch.fx.Node]) -> list[Any]:

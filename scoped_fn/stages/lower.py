@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from scoped_fn._backends import Backend, check_backend, decompositions, tracing_options
+from scoped_fn._checked_op import keep_checks
 from scoped_fn._errors import CaptureError, SpecError
 from scoped_fn._graph import Graph, copy_graph, output_values
 from scoped_fn._torch import ExportedGraph, compile_lock, export_with_aot, fake_mode
@@ -167,9 +168,7 @@ def _arrange(
     ordered = [*results[: captured.num_outputs], *buffers.values(), *(value for value, _ in kept)]
     output.args = ([value for value, _ in ordered],)
     output.meta["desc"] = [kind for _, kind in ordered]
-    gm.graph.eliminate_dead_code()
-    gm.recompile()
-    return gm, tuple(buffers), tuple(of for _, of in kept)
+    return keep_checks(gm), tuple(buffers), tuple(of for _, of in kept)
 
 
 def _forward_names(captured: Captured, new_buffers: tuple[str, ...]) -> tuple[str, ...]:
