@@ -19,7 +19,16 @@ from scoped_fn._runtime import CacheInfo, Memo, Variant
 from scoped_fn._specs import PLAIN_TYPES, laid_out, plain
 from scoped_fn._structure import Structure, flatten
 from scoped_fn._torch import in_transform, is_fake
-from scoped_fn._torch_levels import alive, at_level, in_vmap, is_tracked, is_transformed, is_wrapped, transforms_active
+from scoped_fn._torch_levels import (
+    alive,
+    apart,
+    at_level,
+    in_vmap,
+    is_tracked,
+    is_transformed,
+    is_wrapped,
+    transforms_active,
+)
 from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Inference
@@ -147,7 +156,7 @@ class CompiledFn:
         variant = self._memo.find(("transform", tracked), ambient_settings("transform"), structure, tensors)
         if variant is None:
             specs = [laid_out(tensor) for tensor in tensors]
-            with at_level(None):
+            with apart():
                 variant = _specialize.transforming_variant(self.origin, structure, specs, tracked)
         results = variant.launch(tensors)
         return self.next_state(state, variant, results), variant.finish(results, tensors)

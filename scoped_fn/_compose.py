@@ -33,6 +33,7 @@ from scoped_fn._torch_levels import (
     has_wrapped_tangent,
     highest_level,
     is_at,
+    is_legacy,
     kinds_of_levels,
     make_dual,
     single_level_allowed,
@@ -80,6 +81,8 @@ def call(pure: Pure, tensors: Tensors) -> list[torch.Tensor]:
 
 def evaluate(job: Job, tensors: Tensors) -> Results:
     """Returns the results of a job, and what it saved if its value saves something."""
+    if any(map(is_legacy, tensors)):
+        return _run_eager(job, tensors, NotDerivable("the older vmap of is_grads_batched has no rule")), None
     if transforms_active() is None:
         return _guarded(_plain, job, tensors, None)
     if forward_mode_active() and any(map(has_wrapped_tangent, tensors[: job.count])):

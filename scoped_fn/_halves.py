@@ -17,7 +17,7 @@ from scoped_fn._pure import NotDerivable, Pure, trace
 from scoped_fn._root import Root
 from scoped_fn._specs import laid_out
 from scoped_fn._torch import compile_lock, partition_with_min_cut
-from scoped_fn._torch_levels import at_level, vjp_flat
+from scoped_fn._torch_levels import apart, vjp_flat
 from scoped_fn._training import TrainingCode
 from scoped_fn._unused_outputs import without_tangents
 from scoped_fn.stages.lower import lower_joint
@@ -158,7 +158,7 @@ Parts = tuple[Graph, Graph, tuple[int, ...], tuple[int, ...]]
 def _split_root(root: Root, wanted: tuple[int, ...]) -> Parts:
     """Returns forward and backward of the captured graph, checkpoint regions and the user's passes honoured."""
     try:
-        with at_level(None), torch.inference_mode(False), torch.enable_grad(), root.ambient.restored():
+        with apart(), torch.inference_mode(False), torch.enable_grad(), root.ambient.restored():
             flags = tuple(i in wanted for i in range(len(root.specs)))
             joint = lower_joint(root.captured, flags, "eager")
             if not joint.tangents:
@@ -191,7 +191,7 @@ def _split(pure: Pure, wanted: tuple[int, ...]) -> Parts:
         node.name = node.target
     gm.recompile()
     fakes = fake_inputs(gm)
-    with at_level(None):
+    with apart():
         forward, backward = partition_with_min_cut(gm, fakes[:count], fakes[count:], len(pure.outputs))
     return _named(forward), _named(backward), tangents, places
 

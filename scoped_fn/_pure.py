@@ -7,7 +7,7 @@ at every order. It is traced and compiled when it is first called with plain ten
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, laid_out
 from scoped_fn._torch import compile_lock, fake_mode, functional_graph, make_fx, visible_mutations
-from scoped_fn._torch_levels import Flat, at_level, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
+from scoped_fn._torch_levels import Flat, apart, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
 from scoped_fn.stages.compile_graph import compile_graph
 
 Made = TypeVar("Made")
@@ -232,8 +232,11 @@ def probe(run: Callable[..., Any], specs: Sequence[TensorSpec], *, dual: bool) -
         NotDerivable: It cannot be run so.
     """
     try:
-        with _apart(), nullcontext() if dual else fake_mode():
-            return run(*(spec.example() if dual else spec.fake() for spec in specs))
+        with _apart():
+            if dual:
+                return _on_examples(run, specs)
+            with fake_mode():
+                return run(*(spec.fake() for spec in specs))
     except Exception as error:
         raise NotDerivable(str(error)) from error
 
@@ -251,13 +254,26 @@ def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop, *, dual: bool) -> 
     table, mode = {**visible_mutations(), **decompositions(shop.backend)}, fake_mode()
     try:
         with _apart(), tracing_options(shop.backend, torch_rng=shop.torch_rng):
-            seen: Flat = keep_checks(make_fx(flat)(*(spec.example() for spec in specs))) if dual else flat
+            seen: Flat = _on_examples(lambda *t: _functional(flat, t), specs) if dual else flat
             with mode:
                 fakes = [spec.fake() for spec in specs]
                 gm = make_fx(lambda *t: seen(*t), decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
                 return functional_graph(keep_checks(gm), fakes)
     except Exception as error:
         raise NotDerivable(str(error)) from error
+
+
+def _functional(flat: Flat, tensors: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    gm = make_fx(flat, decomposition_table=visible_mutations())(*tensors)
+    return functional_graph(keep_checks(gm), tensors)
+
+
+def _on_examples(run: Callable[..., Made], specs: Sequence[TensorSpec]) -> Made:
+    """Runs a function on example tensors; some integers may have to start at zero, others at one."""
+    try:
+        return run(*(spec.example() for spec in specs))
+    except Exception:  # noqa: BLE001 - whatever the function says to a wrong index
+        return run(*(spec.example(1) for spec in specs))
 
 
 def first_rules_are_all(run: Flat, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> bool:
@@ -282,7 +298,7 @@ def first_rules_are_all(run: Flat, specs: Sequence[TensorSpec], wanted: Sequence
 @contextmanager
 def _apart() -> Iterator[None]:
     """Keeps the caller's levels and modes out of a trace."""
-    with at_level(None), torch.inference_mode(False), torch.enable_grad(), without_autocast().restored():
+    with apart(), torch.inference_mode(False), torch.enable_grad(), without_autocast().restored():
         yield
 
 

@@ -13,8 +13,8 @@ from scoped_fn._plan import Plan
 from scoped_fn._pure import NotDerivable, Pure, Shop, first_rules_are_all, probe
 from scoped_fn._replay import make_replay, says_everything
 from scoped_fn._runtime import Memo
-from scoped_fn._torch_levels import Flat, at_level, differentiable_flat
 from scoped_fn._specs import TensorSpec
+from scoped_fn._torch_levels import Flat, apart, differentiable_flat
 from scoped_fn._training import TrainingCode, training_code
 from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
@@ -56,7 +56,7 @@ class Root(Pure):
         return live
 
     def _changed_buffers(self) -> tuple[str, ...]:
-        with at_level(None), torch.no_grad(), self.ambient.restored():
+        with apart(), torch.no_grad(), self.ambient.restored():
             return lower_inference(init_state(), self.captured)[1].new_buffers
 
     def training(self, wanted: tuple[int, ...]) -> TrainingCode | None:
@@ -71,7 +71,7 @@ class Root(Pure):
         for variant in memo.variants:
             if variant.training and variant.serves(self.ambient, captured.in_structure, without_constants):
                 return variant.training
-        with at_level(None), torch.inference_mode(False), torch.enable_grad(), self.ambient.restored():
+        with apart(), torch.inference_mode(False), torch.enable_grad(), self.ambient.restored():
             _, pieces = compile_training(init_state(), replace(captured, specs=specs), self.plan)
         if pieces is None:
             return None

@@ -68,7 +68,7 @@ def transforming_variant(
         specs: Specs of parameters, buffers and inputs.
         tracked: Which of them a derivative may be taken of.
     """
-    memo, tensors = origin.memo, [spec.example() for spec in specs]
+    memo, tensors = origin.memo, [spec.stand_in() for spec in specs]
 
     def make() -> Variant:
         seen = tuple(replace(spec, requires_grad=t) for spec, t in zip(specs, tracked, strict=True))

@@ -40,11 +40,15 @@ class TensorSpec:
         """Returns the spec of such tensors without gaps or overlaps in memory, and without a gradient."""
         return TensorSpec(self.shape, _dense(self.shape, self.stride), self.dtype, self.device, False)
 
-    def example(self) -> torch.Tensor:
-        """Returns a tensor of this spec, of harmless values: zeros where these could be indices, nothing singular."""
+    def stand_in(self) -> torch.Tensor:
+        """Returns a tensor of this spec whose values do not matter."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+    def example(self, index: int = 0) -> torch.Tensor:
+        """Returns a tensor of this spec, of harmless values: all `index` if these could be indices, nothing singular."""
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         if not self.differentiable:
-            return made.zero_()
+            return made.fill_(index)
         made.uniform_(0.5, 1.5, generator=torch.Generator(self.device).manual_seed(0))
         if len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
             made.diagonal(dim1=-2, dim2=-1).add_(self.shape[-1])

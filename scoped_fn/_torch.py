@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -265,8 +266,24 @@ def decompose(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.
 
 
 def visible_mutations() -> dict[Any, Callable[..., Any]]:
-    """Returns decompositions of operations that write to their arguments although their schemas do not say so."""
-    return {torch.ops.aten.native_batch_norm.default: _native_batch_norm}
+    """Returns decompositions of operations that cannot be made functional as they are.
+
+    One writes to its arguments although its schema does not say so; some have fake versions that fail when forward mode
+    is on.
+    """
+    aten = torch.ops.aten
+    in_place = {
+        aten.lerp_.Tensor: aten.lerp.Tensor,
+        aten.lerp_.Scalar: aten.lerp.Scalar,
+        aten.addcmul_.default: aten.addcmul.default,
+        aten.addcdiv_.default: aten.addcdiv.default,
+    }
+    made = {op: partial(_by_copy, pure) for op, pure in in_place.items()}
+    return {aten.native_batch_norm.default: _native_batch_norm, **made}
+
+
+def _by_copy(pure: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+    return target.copy_(pure(target, *args, **kwargs))
 
 
 def _native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float) -> Any:

@@ -11,6 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 import torch
+from torch._C import (
+    _dispatch_tls_local_exclude_set,
+    _dispatch_tls_local_include_set,
+    _ForceDispatchKeyGuard,
+)
 from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
 from torch._C._functorch import (
     TransformType,
@@ -27,6 +32,7 @@ from torch._C._functorch import (
     get_unwrapped,
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
+    is_legacy_batchedtensor,
     maybe_get_level,
     peek_interpreter_stack,
     set_inplace_requires_grad_allowed,
@@ -48,6 +54,7 @@ __all__ = [
     "SingleLevelFunction",
     "add_batch",
     "alive",
+    "apart",
     "at_level",
     "below",
     "differentiable_flat",
@@ -60,6 +67,7 @@ __all__ = [
     "in_vmap",
     "innermost_level",
     "is_at",
+    "is_legacy",
     "is_tracked",
     "is_transformed",
     "is_wrapped",
@@ -112,6 +120,17 @@ def _is_dual(tensor: torch.Tensor) -> bool:
         return False
     with at_level(None):
         return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def is_legacy(tensor: torch.Tensor) -> bool:
+    """Returns whether the older vmap acts on the tensor or its tangent: of `is_grads_batched` and gradcheck."""
+    if is_legacy_batchedtensor(tensor):
+        return True
+    if is_functorch_wrapped_tensor(tensor) or not forward_mode_active():
+        return False
+    with at_level(None):
+        tangent = forward_ad.unpack_dual(tensor).tangent
+    return tangent is not None and is_legacy_batchedtensor(tangent)
 
 
 def has_wrapped_tangent(tensor: torch.Tensor) -> bool:
@@ -175,6 +194,17 @@ def at_level(level: Any) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def apart() -> Iterator[None]:
+    """Lets a capture or a derivation go on in plain torch.
+
+    With a forward-mode level open some of torch's fake operations fail, and leave dispatch keys excluded: put back here.
+    """
+    with at_level(None):
+        with _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set()):
+            yield
+
+
 def below(level: Any) -> AbstractContextManager[Any]:
     """Lets work go on below a level, which is the highest one; there is nothing below None."""
     return nullcontext() if level is None else level.lower()
@@ -182,7 +212,7 @@ def below(level: Any) -> AbstractContextManager[Any]:
 
 @contextmanager
 def below_from_within(level: Any) -> Iterator[None]:
-    """As `below`, inside a node's forward, where torch has turned differentiation off, which concerns its level only."""
+    """As `below`, inside a node's forward, where torch has turned differentiation off; that is for its level only."""
     if level is None:
         yield
     else:

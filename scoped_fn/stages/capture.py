@@ -15,6 +15,7 @@ from scoped_fn._source import Source, make_source
 from scoped_fn._specs import TensorSpec, plain, spec_of
 from scoped_fn._structure import Structure, flatten, paths, unflatten
 from scoped_fn._torch import compile_lock
+from scoped_fn._torch_levels import apart
 from scoped_fn.stages.capture_dynamo import capture_dynamo
 from scoped_fn.stages.capture_trace import capture_trace
 from scoped_fn.stages.captured import Captured, Frame, Pieces, normalize
@@ -73,7 +74,7 @@ def capture_call(
     specs = [spec_of(plain(tensor), name) for tensor, name in zip(tensors, names, strict=True)]
     # Fresh tensor objects: one input passed twice, or a parameter passed as an input, must stay separate inputs.
     fresh = [plain(tensor).data.requires_grad_(tensor.requires_grad) for tensor in tensors]
-    with compile_lock:
+    with compile_lock, apart():
         pieces, result, new_buffers = dict(MODES)[mode](source, structure, fresh)
     frame = Frame(source, fresh, names)
     found, out_structure = flatten(result, "outputs")
