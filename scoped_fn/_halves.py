@@ -16,7 +16,7 @@ from scoped_fn._graph import Graph, fake_inputs, output_values
 from scoped_fn._pure import NotDerivable, Pure, trace
 from scoped_fn._root import Root
 from scoped_fn._specs import laid_out
-from scoped_fn._torch import compile_lock, partition_with_min_cut
+from scoped_fn._torch import batchable, compile_lock, partition_with_min_cut
 from scoped_fn._torch_levels import apart, vjp_flat
 from scoped_fn._training import TrainingCode
 from scoped_fn._unused_outputs import without_tangents
@@ -143,13 +143,12 @@ def _backward(
 ) -> tuple[Pure, tuple[int, ...]]:
     unused = frozenset(n for n, i in enumerate(tangents) if i not in used)
     graph, places = without_tangents(backward, num_saved, unused)
-    return Pure(graph.gm.forward, [laid_out(fake) for fake in fake_inputs(graph.gm)], pure.shop), places
+    return Pure(batchable(graph.gm).forward, [laid_out(fake) for fake in fake_inputs(graph.gm)], pure.shop), places
 
 
 def _outputs(gm: torch.fx.GraphModule, nodes: Sequence[torch.fx.Node]) -> Callable[..., Tensors]:
     gm.graph.output_node().args = (tuple(nodes),)
-    gm.recompile()
-    return gm.forward  # type: ignore[no-any-return]
+    return batchable(gm).forward  # type: ignore[no-any-return]
 
 
 Parts = tuple[Graph, Graph, tuple[int, ...], tuple[int, ...]]

@@ -269,10 +269,10 @@ def _functional(flat: Flat, tensors: Sequence[torch.Tensor]) -> torch.fx.GraphMo
 
 
 def _on_examples(run: Callable[..., Made], specs: Sequence[TensorSpec]) -> Made:
-    """Runs a function on example tensors; some integers may have to start at zero, others at one."""
+    """Runs a function on example tensors, on others if it refuses the first."""
     try:
         return run(*(spec.example() for spec in specs))
-    except Exception:  # noqa: BLE001 - whatever the function says to a wrong index
+    except Exception:  # noqa: BLE001 - whatever the function says to a wrong value
         return run(*(spec.example(1) for spec in specs))
 
 

@@ -44,13 +44,13 @@ class TensorSpec:
         """Returns a tensor of this spec whose values do not matter."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
-    def example(self, index: int = 0) -> torch.Tensor:
-        """Returns a tensor of this spec, of harmless values: all `index` if these could be indices, nothing singular."""
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+    def example(self, attempt: int = 0) -> torch.Tensor:
+        """Returns a tensor of harmless values: first fractions and zeros; then nothing singular, and ones."""
+        made = self.stand_in()
         if not self.differentiable:
-            return made.fill_(index)
-        made.uniform_(0.5, 1.5, generator=torch.Generator(self.device).manual_seed(0))
-        if len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
+            return made.fill_(attempt)
+        made.uniform_(0.25, 0.75, generator=torch.Generator(self.device).manual_seed(0))
+        if attempt and len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
             made.diagonal(dim1=-2, dim2=-1).add_(self.shape[-1])
         return made
 

@@ -77,6 +77,7 @@ __all__ = [
     "is_any_autocast_enabled",
     "live_graph",
     "make_fx",
+    "batchable",
     "call_as_node",
     "operator_arguments",
     "partition_with_min_cut",
@@ -284,6 +285,24 @@ def visible_mutations() -> dict[Any, Callable[..., Any]]:
 
 def _by_copy(pure: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
     return target.copy_(pure(target, *args, **kwargs))
+
+
+def batchable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Returns an ATen graph with operations replaced whose batching rule in torch is wrong (2.13). Edits it.
+
+    `index_fill` of one tensor for all with a value for each index writes every value into the same tensor.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.index_fill.int_Tensor):
+        node.target = _index_fill
+    gm.recompile()
+    return gm
+
+
+def _index_fill(tensor: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    size = tensor.shape[dim] if tensor.dim() else 1
+    chosen = torch.zeros(size, dtype=torch.bool, device=tensor.device).scatter(0, index.reshape(-1), True)
+    shape = [size if i == dim % max(tensor.dim(), 1) else 1 for i in range(tensor.dim())]
+    return torch.where(chosen.reshape(shape), value, tensor)
 
 
 def _native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float) -> Any:

@@ -79,40 +79,46 @@ def test_a_parameter_may_be_an_input_too() -> None:
     assert_same(ours, model.weight.grad)
 
 
-def test_second_derivatives_are_refused_in_words() -> None:
+def test_second_derivatives_by_plain_autograd() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     state, fn = compiled(lambda x: (x**3).sum(), (x,))
-
-    def second_derivative() -> None:
-        (gradient,) = torch.autograd.grad(fn(state, x)[1], x, create_graph=True)
-        torch.autograd.grad(gradient.sum(), x)
-
-    with pytest.raises(RuntimeError, match=r"(?i)Expected .*(second|double|higher)"):
-        second_derivative()
+    (gradient,) = torch.autograd.grad(fn(state, x)[1], x, create_graph=True)
+    assert_same(torch.autograd.grad(gradient.sum(), x)[0], 6 * x.detach())
+    assert fn.cache_info().eager_calls == 0
 
 
-# torch.func's forward mode scripts its own helpers where it is first used.
-TORCH_SCRIPTS = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_function_assembled_by_hand_refuses_second_derivatives_in_words() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    state, captured = sf.stages.capture(sf.init_state(), lambda x: (x**3).sum(), (x,))
+    state, joint = sf.stages.lower_training(state, captured)
+    state, split = sf.stages.partition(state, joint)
+    state, forward = sf.stages.compile_forward(state, split)
+    state, backward = sf.stages.compile_backward(state, split)
+    state, fn = sf.stages.assemble_training(state, captured, split, forward, backward)
+    (gradient,) = torch.autograd.grad(fn(state, x)[1], x, create_graph=True)
+    assert_same(gradient.detach(), 3 * x.detach() ** 2)
+    with pytest.raises(sf.SpecError, match=r"Expected one derivative of .*Use sf\.compile"):
+        gradient.sum().backward()
 
 
-@TORCH_SCRIPTS
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.hessian, torch.func.jacrev],
-                         ids=lambda transform: transform.__name__)  # fmt: skip
-def test_torch_func_over_a_compiled_function_is_refused_in_words(transform: Any) -> None:
-    x = torch.tensor([1.0, 2.0])
-    state, fn = compiled(lambda x: (x**2).sum(-1), (x,))
-    with pytest.raises((RuntimeError, TypeError), match=r"Expected .*torch\.func"):
-        transform(lambda x: fn(state, x)[1])(x if transform is not torch.func.vmap else torch.ones(3, 2))
+def test_the_older_vmap_of_batched_cotangents_runs_eager_and_says_so() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    state, fn = compiled(lambda x: x**3, (x,))
+    with pytest.warns(UserWarning, match="a part that runs eager"):
+        (rows,) = torch.autograd.grad(fn(state, x)[1], x, torch.eye(2), is_grads_batched=True)
+    assert_same(rows, torch.diag(3 * x.detach() ** 2))
+    assert fn.cache_info().eager_calls == 1
 
 
-@TORCH_SCRIPTS
-def test_forward_mode_tangents_are_refused_not_dropped() -> None:
-    x = torch.tensor([1.0, 2.0])
-    state, fn = compiled(lambda x: (x**2).sum(), (x,))
-    with pytest.raises((RuntimeError, TypeError), match="Expected"):
-        torch.func.jvp(lambda x: fn(state, x)[1], (x,), (torch.ones(2),))
-    with torch.autograd.forward_ad.dual_level(), pytest.raises((RuntimeError, TypeError), match="Expected"):
-        fn(state, torch.autograd.forward_ad.make_dual(x, torch.ones(2)))
+def test_an_argument_changed_before_a_second_derivative_is_noticed() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    state, fn = compiled(lambda x: (x * 3).sum(), (x,))
+    out = fn(state, x)[1]
+    with torch.no_grad():
+        x.mul_(2)
+    assert_same(torch.autograd.grad(out, x, retain_graph=True)[0], torch.full((2,), 3.0))  # needs no x, as in eager
+    with pytest.raises(RuntimeError, match="changed in place"):
+        torch.autograd.grad(out, x, create_graph=True)
 
 
 @BACKENDS

@@ -31,27 +31,6 @@ SKIPS = {
     "to_sparse": SPARSE,
 }
 
-# What the library gets wrong without any transform. Strict: an entry whose test passes has to go.
-CONSTANT = (
-    "an attribute of an argument, returned as it is, is taken for a constant: a call gives the first call's numbers"
-)
-TOKEN = "the check for a singular matrix, in the operation or its derivative, is an effect that is refused"
-
-BROKEN = {
-    "H": CONSTANT,
-    "T": CONSTANT,
-    "linalg.cholesky": TOKEN,
-    "linalg.eig": TOKEN,
-    "linalg.eigvals": TOKEN,
-    "linalg.inv": TOKEN,
-    "linalg.lu_factor": TOKEN,
-    "linalg.solve": TOKEN,
-    "linalg.tensorinv": TOKEN,
-    "linalg.tensorsolve": TOKEN,
-    "mH": CONSTANT,
-    "mT": CONSTANT,
-}
-
 # Transform -> how eager itself refuses it, and for which operations. Checked: eager does refuse them, and no others.
 EAGER_CANNOT = {
     "vjp": (

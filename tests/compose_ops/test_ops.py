@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compose_ops.op_lists import BROKEN, EAGER_CANNOT, SKIPS
+from tests.compose_ops.op_lists import EAGER_CANNOT, SKIPS
 from tests.compose_ops.op_samples import Sample, differentiable_operations, sample_of
 from tests.helpers import compiled
 
@@ -96,10 +96,7 @@ def assert_agrees(name: str, function: Function, sample: Sample) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xfail(reason=BROKEN[name])) if name in BROKEN else name for name in COVERED],
-)
+@pytest.mark.parametrize("name", COVERED)
 def test_operation_agrees_with_eager(name: str) -> None:
     sample = sample_of(OPERATIONS[name])
     assert sample, "no useful sample"
@@ -116,6 +113,6 @@ def test_eager_agrees_with_itself() -> None:
 
 
 def test_lists_name_operations_and_most_are_covered() -> None:
-    named = {*SKIPS, *BROKEN, *(name for _, names in EAGER_CANNOT.values() for name in names)}
+    named = {*SKIPS, *(name for _, names in EAGER_CANNOT.values() for name in names)}
     assert named <= OPERATIONS.keys()
-    assert len(COVERED) - len(BROKEN) >= 150
+    assert len(COVERED) >= 150
