@@ -18,15 +18,16 @@ from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
 from scoped_fn._specs import PLAIN_TYPES, laid_out, plain
 from scoped_fn._structure import Structure, flatten
-from scoped_fn._torch import in_transform, is_fake
+from scoped_fn._torch import in_transform
 from scoped_fn._torch_levels import (
     alive,
     apart,
     at_level,
     in_vmap,
-    is_tracked,
+    is_fake,
     is_transformed,
     is_wrapped,
+    tracked_and_fake,
     transforms_active,
 )
 from scoped_fn.passes import identity
@@ -127,7 +128,10 @@ class CompiledFn:
         if any(map(is_fake, tensors)):
             return inlined(self, state, args, kwargs)
         if self.is_transformed(tensors):
-            return self._transformed(state, tensors, structure)
+            tracked, fake = tracked_and_fake(tensors)
+            if fake:
+                return inlined(self, state, args, kwargs)
+            return self._transformed(state, tensors, structure, tracked)
         with at_level(None) if transforms_active() else nullcontext():
             return self._plain(state, tensors, structure)
 
@@ -135,7 +139,7 @@ class CompiledFn:
         """Returns whether a transform acts on a call with these tensors."""
         if not in_transform():
             return False
-        return any(map(is_transformed, tensors)) or (self.captured.rng == "torch" and in_vmap())
+        return is_transformed(tensors) or (self.captured.rng == "torch" and in_vmap())
 
     def _plain(
         self, state: CompilerState, tensors: list[torch.Tensor], structure: Structure
@@ -150,9 +154,8 @@ class CompiledFn:
         return self.next_state(state, variant, results), variant.finish(results, tensors)
 
     def _transformed(
-        self, state: CompilerState, tensors: list[torch.Tensor], structure: Structure
+        self, state: CompilerState, tensors: list[torch.Tensor], structure: Structure, tracked: tuple[bool, ...]
     ) -> tuple[CompilerState, Any]:
-        tracked = tuple(map(is_tracked, tensors))
         variant = self._memo.find(("transform", tracked), ambient_settings("transform"), structure, tensors)
         if variant is None:
             specs = [laid_out(tensor) for tensor in tensors]

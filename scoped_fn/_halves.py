@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import torch.fx
@@ -48,7 +49,7 @@ class Halves:
     Attributes:
         wanted: Indices of the arguments that get gradients.
         num_results: How many results of the forward are the function's; saved tensors follow.
-        differentiable: Indices of the results that carry a gradient.
+        plain: Indices of the results that carry no gradient.
         forward: Computes results and saved tensors.
         backward: (indices of the results with cotangents, number of arguments) -> what computes gradients of arguments,
             cotangents and saved tensors, and the indices of the arguments that get one.
@@ -57,7 +58,7 @@ class Halves:
 
     wanted: tuple[int, ...]
     num_results: int
-    differentiable: tuple[int, ...]
+    plain: tuple[int, ...]
     forward: Value
     backward: Callable[[tuple[int, ...], int], tuple[Value, tuple[int, ...]]]
     watched: Callable[[Tensors, Tensors], Tensors]
@@ -88,7 +89,8 @@ def _root_halves(root: Root, wanted: tuple[int, ...]) -> Halves:
 def _no_gradient(pure: Pure, wanted: tuple[int, ...]) -> Halves:
     """Returns halves of a function whose results do not depend on what is wanted."""
     value = Value(pure.launch, range(len(pure.specs)), pure)
-    return Halves(wanted, len(pure.outputs), (), value, lambda used, count: (value, ()), lambda tensors, results: ())
+    plain = tuple(range(len(pure.outputs)))
+    return Halves(wanted, len(pure.outputs), plain, value, lambda used, count: (value, ()), lambda tensors, results: ())
 
 
 def code_halves(training: TrainingCode, wanted: tuple[int, ...]) -> Halves:
@@ -106,11 +108,15 @@ def code_halves(training: TrainingCode, wanted: tuple[int, ...]) -> Halves:
     return Halves(
         wanted=wanted,
         num_results=training.num_forward,
-        differentiable=tuple(i for i, _ in training.tangents),
+        plain=_others(training.num_forward, [i for i, _ in training.tangents]),
         forward=Value(training.run_forward, range(training.num_arguments)),
-        backward=backward,
+        backward=cache(backward),
         watched=training.watch,
     )
+
+
+def _others(count: int, some: Sequence[int]) -> tuple[int, ...]:
+    return tuple(i for i in range(count) if i not in some)
 
 
 def _pure_halves(pure: Pure, wanted: tuple[int, ...]) -> Halves:
@@ -135,7 +141,7 @@ def _pure_halves(pure: Pure, wanted: tuple[int, ...]) -> Halves:
         return Value(half.launch, taken, half), tuple(grads[i] for i in places)
 
     value = Value(made.launch, range(count), made)
-    return Halves(wanted, results, tangents, value, backward_of, lambda tensors, results: ())
+    return Halves(wanted, results, _others(results, tangents), value, cache(backward_of), lambda tensors, results: ())
 
 
 def _backward(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -96,14 +96,20 @@ class Pure:
         """Returns plain tensors in the memory layout that compiled code takes."""
         return [spec.fit(tensor) for spec, tensor in zip(self.specs, tensors, strict=True)]
 
-    def vmapped(self, batch: Batch, specs: Sequence[TensorSpec]) -> tuple[Pure, tuple[bool, ...]]:
+    def vmapped(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Pure, tuple[bool, ...]]:
         """Returns the function that runs once for each index of the batch, and which of its results have one.
 
         Args:
             batch: How many, which arguments, and how random ops behave.
-            specs: Spec of each argument, batch included.
+            tensors: Its arguments, whose memory layouts it is compiled for.
         """
-        return self.once(("vmap", batch, tuple(specs)), lambda: self._vmapped(batch, specs))
+        strides = tuple([tensor.stride() for tensor in tensors])
+        found = self._made.get(("strides", batch, strides))
+        if found is None:  # layouts that are alike when gaps and overlaps are left out share one
+            specs = tuple(map(laid_out, tensors))
+            found = self.once(("vmap", batch, specs), lambda: self._vmapped(batch, specs))
+            self._made["strides", batch, strides] = found
+        return found  # type: ignore[no-any-return]
 
     def _vmapped(self, batch: Batch, specs: Sequence[TensorSpec]) -> tuple[Pure, tuple[bool, ...]]:
         try:
@@ -206,8 +212,7 @@ class Pure:
         return compile_graph(graph, shop.backend, role).code
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """One vmap level.
 
     Attributes:

@@ -45,7 +45,7 @@ from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_gr
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
@@ -70,7 +70,6 @@ __all__ = [
     "fake_mode",
     "functional_graph",
     "in_transform",
-    "is_fake",
     "is_higher_order",
     "inductor_decompositions",
     "inductor_options",

@@ -15,9 +15,15 @@ from torch._C import (
     _dispatch_tls_local_exclude_set,
     _dispatch_tls_local_include_set,
     _ForceDispatchKeyGuard,
+    _is_fwd_grad_enabled,
+    _set_fwd_grad_enabled,
+    _set_grad_enabled,
 )
 from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
 from torch._C._functorch import (
+    CGradInterpreterPtr,
+    CJvpInterpreterPtr,
+    CVmapInterpreterPtr,
     TransformType,
     _add_batch_dim,
     _grad_decrement_nesting,
@@ -29,19 +35,22 @@ from torch._C._functorch import (
     _vmap_decrement_nesting,
     _vmap_increment_nesting,
     _wrap_for_grad,
+    get_interpreter_stack,
     get_unwrapped,
+    is_dead_tensor_wrapper,
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
     is_legacy_batchedtensor,
     maybe_get_level,
     peek_interpreter_stack,
+    pop_dynamic_layer_stack,
+    push_dynamic_layer_stack,
     set_inplace_requires_grad_allowed,
     unwrap_if_dead,
 )
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters as all_levels
 from torch._functorch.utils import enable_single_level_autograd_function as single_level_allowed
+from torch._subclasses.fake_tensor import is_fake as is_any_fake
 from torch.autograd import forward_ad
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 
 Flat = Callable[..., Sequence[torch.Tensor]]
@@ -50,41 +59,105 @@ GRAD, JVP, VMAP = TransformType.Grad, TransformType.Jvp, TransformType.Vmap
 __all__ = [
     "GRAD",
     "JVP",
-    "VMAP",
+    "Level",
     "SingleLevelFunction",
+    "VMAP",
     "add_batch",
     "alive",
     "apart",
     "at_level",
     "below",
     "differentiable_flat",
-    "below_from_within",
     "dual_parts",
     "forward_mode_active",
     "graph_is_kept",
     "has_wrapped_tangent",
     "highest_level",
+    "in_older_vmap",
     "in_vmap",
     "innermost_level",
     "is_at",
-    "is_legacy",
-    "is_tracked",
+    "is_dead",
+    "is_fake",
     "is_transformed",
     "is_wrapped",
-    "kinds_of_levels",
     "jvp_flat",
+    "kinds_of_levels",
     "make_dual",
     "single_level_allowed",
+    "tracked_and_fake",
     "transforms_active",
     "unwrap",
     "unwrap_batch",
+    "versions",
     "vjp_flat",
     "vmap_flat",
     "wrap",
 ]
 
 is_wrapped = is_functorch_wrapped_tensor
+is_dead = is_dead_tensor_wrapper
 transforms_active = peek_interpreter_stack
+NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+class Level:
+    """One transform that is being carried out.
+
+    Attributes:
+        number: Its place in the stack, from 1.
+        kind: `GRAD`, `JVP`, `VMAP` or another.
+    """
+
+    __slots__ = ("kind", "number", "raw")
+
+    def __init__(self, raw: Any) -> None:
+        self.number: int = raw.level()
+        self.kind: Any = raw.key()
+        self.raw = raw
+
+    def batch(self) -> tuple[int, str]:
+        """Returns the batch size of a vmap level, and "error", "same" or "different"."""
+        pointer = CVmapInterpreterPtr(self.raw)
+        return pointer.batchSize(), pointer.randomness().name.lower()
+
+
+class Lowered:
+    """A context in which work goes on below a level, the highest one, under the grad modes that hold there.
+
+    Args:
+        level: The level.
+        within: Inside a node's forward, where torch has turned differentiation off, which concerns the node's level only.
+    """
+
+    __slots__ = ("level", "modes", "saved", "within")
+
+    def __init__(self, level: Level, *, within: bool = False) -> None:
+        self.level, self.within = level, within
+
+    def __enter__(self) -> None:
+        grad, forward = torch.is_grad_enabled(), _is_fwd_grad_enabled()
+        self.modes = grad, forward
+        if self.within:
+            grad, forward = True, True
+        if self.level.kind == GRAD:
+            grad = grad and CGradInterpreterPtr(self.level.raw).prevGradMode()
+        elif self.level.kind == JVP:
+            forward = forward and CJvpInterpreterPtr(self.level.raw).prevFwdGradMode()
+        _set_grad_enabled(grad)
+        _set_fwd_grad_enabled(forward)
+        self.saved = pop_dynamic_layer_stack()
+
+    def __exit__(self, *error: object) -> None:
+        push_dynamic_layer_stack(self.saved)
+        grad, forward = self.modes
+        _set_grad_enabled(grad)
+        _set_fwd_grad_enabled(forward)
+
+
+def levels() -> list[Level]:
+    """Returns all levels, from the lowest."""
+    return [Level(raw) for raw in get_interpreter_stack() or ()]
 
 
 def forward_mode_active() -> bool:
@@ -94,77 +167,81 @@ def forward_mode_active() -> bool:
 
 def in_vmap() -> bool:
     """Returns whether a vmap level is active."""
-    return any(level.key() == VMAP for level in all_levels())
+    return any(level.kind == VMAP for level in levels())
 
 
-def is_transformed(tensor: torch.Tensor) -> bool:
-    """Returns whether a transform acts on the tensor, or it carries a tangent."""
-    return is_functorch_wrapped_tensor(tensor) or _is_dual(tensor)
+def is_transformed(tensors: Sequence[torch.Tensor]) -> bool:
+    """Returns whether a transform acts on one of the tensors, or one carries a tangent."""
+    return any(map(is_functorch_wrapped_tensor, tensors)) or any(_tangent(t) is not None for t in tensors)
 
 
-def is_tracked(tensor: torch.Tensor) -> bool:
-    """Returns whether a derivative of any level may be taken of the tensor."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return False
-    kinds = {level.level(): level.key() for level in all_levels()}
-    while is_functorch_wrapped_tensor(tensor):
-        if kinds.get(maybe_get_level(tensor)) == JVP or tensor.requires_grad:
-            return True
-        tensor = get_unwrapped(tensor)
-    return tensor.requires_grad or _is_dual(tensor)
+def tracked_and_fake(tensors: Sequence[torch.Tensor]) -> tuple[tuple[bool, ...], bool]:
+    """Returns of which tensors a derivative of any level may be taken, and whether one has no data."""
+    kinds = {level.number: level.kind for level in levels()}
+    tracked, fake = [], False
+    for tensor in tensors:
+        wanted = False
+        while is_functorch_wrapped_tensor(tensor):
+            wanted = wanted or tensor.requires_grad or kinds.get(maybe_get_level(tensor)) == JVP
+            tensor = get_unwrapped(tensor)
+        fake = fake or is_fake(tensor)
+        wanted = wanted or tensor.requires_grad or _tangent(tensor) is not None
+        tracked.append(wanted and (tensor.is_floating_point() or tensor.is_complex()))
+    return tuple(tracked), fake
 
 
-def _is_dual(tensor: torch.Tensor) -> bool:
-    """Returns whether a plain tensor carries a tangent."""
-    if not forward_mode_active():
-        return False
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor that no transform acts on has no data: it is being traced."""
+    return type(tensor) not in (torch.Tensor, torch.nn.Parameter) and is_any_fake(tensor)
+
+
+def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the tangent that a plain tensor carries."""
+    if not forward_mode_active() or is_functorch_wrapped_tensor(tensor):
+        return None
     with at_level(None):
-        return forward_ad.unpack_dual(tensor).tangent is not None
+        return forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-any-return]
 
 
-def is_legacy(tensor: torch.Tensor) -> bool:
-    """Returns whether the older vmap acts on the tensor or its tangent: of `is_grads_batched` and gradcheck."""
-    if is_legacy_batchedtensor(tensor):
+def in_older_vmap(tensors: Sequence[torch.Tensor]) -> bool:
+    """Returns whether the older vmap acts on one of the tensors or tangents: of `is_grads_batched` and gradcheck."""
+    if any(map(is_legacy_batchedtensor, tensors)):
         return True
-    if is_functorch_wrapped_tensor(tensor) or not forward_mode_active():
-        return False
-    with at_level(None):
-        tangent = forward_ad.unpack_dual(tensor).tangent
-    return tangent is not None and is_legacy_batchedtensor(tangent)
+    tangents = [_tangent(t) for t in tensors] if forward_mode_active() else ()
+    return any(tangent is not None and is_legacy_batchedtensor(tangent) for tangent in tangents)
 
 
-def has_wrapped_tangent(tensor: torch.Tensor) -> bool:
+def has_wrapped_tangent(tensors: Sequence[torch.Tensor]) -> bool:
     """Returns whether a plain tensor carries a tangent that a transform acts on, as vmap of dual numbers makes it."""
-    if is_functorch_wrapped_tensor(tensor):
-        return False
-    with at_level(None):
-        tangent = forward_ad.unpack_dual(tensor).tangent
-    return tangent is not None and is_functorch_wrapped_tensor(tangent)
+    tangents = [_tangent(t) for t in tensors] if forward_mode_active() else ()
+    return any(tangent is not None and is_functorch_wrapped_tensor(tangent) for tangent in tangents)
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Returns how often each tensor was changed in place."""
+    return [tensor._version for tensor in tensors]
 
 
 def alive(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor without wrappers of transforms that have ended."""
-    while is_functorch_wrapped_tensor(tensor):
-        inner = unwrap_if_dead(tensor)
-        if inner is tensor:
-            break
-        tensor = inner
+    while is_dead_tensor_wrapper(tensor):
+        tensor = unwrap_if_dead(tensor)
     return tensor
 
 
-def highest_level(tensors: Sequence[torch.Tensor], *, every_vmap: bool = False) -> Any:
+def highest_level(tensors: Sequence[torch.Tensor], *, every_vmap: bool = False) -> Level | None:
     """Returns the highest level that wraps one of the tensors, or is a vmap level; None if there is none."""
-    number = max((maybe_get_level(t) for t in tensors if is_functorch_wrapped_tensor(t)), default=0)
-    for level in reversed(all_levels()):
-        if level.level() == number or (every_vmap and level.key() == VMAP):
-            return level
+    number = max(map(maybe_get_level, tensors), default=-1)
+    for raw in reversed(get_interpreter_stack() or ()):
+        if raw.level() == number or (every_vmap and raw.key() == VMAP):
+            return Level(raw)
     return None
 
 
-def innermost_level() -> Any:
+def innermost_level() -> Level | None:
     """Returns the highest level of all; None if no transform is active."""
-    levels = all_levels()
-    return levels[-1] if levels else None
+    raw = peek_interpreter_stack()
+    return None if raw is None else Level(raw)
 
 
 def kinds_of_levels(tensors: Sequence[torch.Tensor]) -> set[Any]:
@@ -174,72 +251,63 @@ def kinds_of_levels(tensors: Sequence[torch.Tensor]) -> set[Any]:
         while is_functorch_wrapped_tensor(tensor):
             numbers.add(maybe_get_level(tensor))
             tensor = get_unwrapped(tensor)
-    kinds = {level.key() for level in all_levels() if level.level() in numbers} if numbers else set()
+    kinds = {level.kind for level in levels() if level.number in numbers} if numbers else set()
     return kinds | {JVP} if forward_mode_active() else kinds
 
 
-def is_at(tensor: torch.Tensor, level: Any) -> bool:
+def is_at(tensor: torch.Tensor, level: Level | None) -> bool:
     """Returns whether a level wraps the tensor; any tensor is at level None, plain torch."""
-    return level is None or (is_functorch_wrapped_tensor(tensor) and maybe_get_level(tensor) == level.level())
+    return level is None or maybe_get_level(tensor) == level.number
 
 
-@contextmanager
-def at_level(level: Any) -> Iterator[None]:
+def at_level(level: Level | None) -> AbstractContextManager[Any]:
     """Lets work go on at a level, with the ones above it out of the way; None is plain torch."""
-    number = level.level() if level is not None else 0
-    with ExitStack() as stack:
-        for above in reversed(all_levels()):
-            if above.level() > number:
-                stack.enter_context(above.lower())
-        yield
+    number = 0 if level is None else level.number
+    above = [Level(raw) for raw in get_interpreter_stack() or () if raw.level() > number]
+    if not above:
+        return NOTHING
+    stack = ExitStack()
+    for each in reversed(above):
+        stack.enter_context(Lowered(each))
+    return stack
 
 
 @contextmanager
 def apart() -> Iterator[None]:
     """Lets a capture or a derivation go on in plain torch.
 
-    With a forward-mode level open some of torch's fake operations fail, and leave dispatch keys excluded: put back here.
+    With a forward-mode level open some fake operations of torch fail and leave dispatch keys excluded: put back here.
     """
     with at_level(None):
         with _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set()):
             yield
 
 
-def below(level: Any) -> AbstractContextManager[Any]:
-    """Lets work go on below a level, which is the highest one; there is nothing below None."""
-    return nullcontext() if level is None else level.lower()
+def below(level: Level | None, *, within: bool = False) -> AbstractContextManager[Any]:
+    """Lets work go on below a level, which is the highest one; there is nothing below None. `within` as in `Lowered`."""
+    return NOTHING if level is None else Lowered(level, within=within)
 
 
-@contextmanager
-def below_from_within(level: Any) -> Iterator[None]:
-    """As `below`, inside a node's forward, where torch has turned differentiation off; that is for its level only."""
-    if level is None:
-        yield
-    else:
-        with torch.enable_grad(), _set_fwd_grad_enabled(True), level.lower():
-            yield
-
-
-def unwrap(tensor: torch.Tensor, level: Any) -> torch.Tensor:
+def unwrap(tensor: torch.Tensor, level: Level | None) -> torch.Tensor:
     """Returns what a grad or jvp level wraps; the tensor itself if the level does not wrap it."""
-    return tensor if level is None else _unwrap_for_grad(tensor, level.level())
+    return tensor if level is None else _unwrap_for_grad(tensor, level.number)
 
 
-def wrap(tensor: torch.Tensor, level: Any) -> torch.Tensor:
+def wrap(tensor: torch.Tensor, level: Level | None) -> torch.Tensor:
     """Returns the tensor wrapped by a grad or jvp level."""
-    return tensor if level is None else _wrap_for_grad(tensor, level.level())
+    return tensor if level is None else _wrap_for_grad(tensor, level.number)
 
 
-def unwrap_batch(tensor: torch.Tensor, level: Any) -> tuple[torch.Tensor, int | None]:
+def unwrap_batch(tensor: torch.Tensor, level: Level) -> tuple[torch.Tensor, int | None]:
     """Returns what a vmap level wraps, and which dimension is the batch; None if the level does not wrap it."""
     if not is_functorch_wrapped_tensor(tensor):
         return tensor, None
-    return _unwrap_batched(tensor, level.level())  # type: ignore[return-value]
+    return _unwrap_batched(tensor, level.number)  # type: ignore[return-value]
 
 
-def add_batch(tensor: torch.Tensor, level: Any) -> torch.Tensor:
+def add_batch(tensor: torch.Tensor, level: Level) -> torch.Tensor:
     """Returns the tensor, whose first dimension is the batch, wrapped by a vmap level."""
-    return _add_batch_dim(tensor, 0, level.level())
+    return _add_batch_dim(tensor, 0, level.number)
 
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -344,7 +412,10 @@ def jvp_flat(
     """
     number = _jvp_increment_nesting()
     try:
-        with _set_fwd_grad_enabled(True), nullcontext() if forward_mode_active() else forward_ad.dual_level():
+        with (
+            forward_ad._set_fwd_grad_enabled(True),
+            nullcontext() if forward_mode_active() else forward_ad.dual_level(),
+        ):
             given = [_wrap_for_grad(tensor, number) for tensor in tensors]
             duals = [
                 tensor if tangent is None else forward_ad.make_dual(tensor, _wrap_for_grad(tangent, number))
