@@ -19,6 +19,7 @@ from scoped_fn._torch_levels import (
     below,
     graph_is_kept,
     is_dead,
+    is_last_backward,
     kinds_of_levels,
     single_level_allowed,
     unwrap,
@@ -153,7 +154,12 @@ def _add(
     every = [*tensors[: task.job.count], *given, *extras]
     if any(map(is_dead, every)):
         every = [alive(tensor) for tensor in every]
-    for i, grad in zip(places, task.evaluate(job, every)[0], strict=True):
+    if is_last_backward(task.level, every):
+        with below(task.level):
+            grads = task.evaluate(job, [unwrap(tensor, task.level) for tensor in every])[0]
+    else:
+        grads = task.evaluate(job, every)[0]
+    for i, grad in zip(places, grads, strict=True):
         found = result[i]
         result[i] = grad if found is None else found + grad
 

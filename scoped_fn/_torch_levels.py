@@ -6,6 +6,7 @@ transform acts on is wrapped by its level; level 0 is plain torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -48,12 +49,14 @@ from torch._C._functorch import (
     set_inplace_requires_grad_allowed,
     unwrap_if_dead,
 )
+from torch._functorch.eager_transforms import _autograd_grad
 from torch._functorch.utils import enable_single_level_autograd_function as single_level_allowed
 from torch._subclasses.fake_tensor import is_fake as is_any_fake
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 
 Flat = Callable[..., Sequence[torch.Tensor]]
+PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 GRAD, JVP, VMAP = TransformType.Grad, TransformType.Jvp, TransformType.Vmap
 
 __all__ = [
@@ -79,6 +82,7 @@ __all__ = [
     "is_at",
     "is_dead",
     "is_fake",
+    "is_last_backward",
     "is_transformed",
     "is_wrapped",
     "jvp_flat",
@@ -172,27 +176,31 @@ def in_vmap() -> bool:
 
 def is_transformed(tensors: Sequence[torch.Tensor]) -> bool:
     """Returns whether a transform acts on one of the tensors, or one carries a tangent."""
-    return any(map(is_functorch_wrapped_tensor, tensors)) or any(_tangent(t) is not None for t in tensors)
+    if any(map(is_functorch_wrapped_tensor, tensors)):
+        return True
+    return forward_mode_active() and any(_tangent(t) is not None for t in tensors)
 
 
 def tracked_and_fake(tensors: Sequence[torch.Tensor]) -> tuple[tuple[bool, ...], bool]:
     """Returns of which tensors a derivative of any level may be taken, and whether one has no data."""
-    kinds = {level.number: level.kind for level in levels()}
+    kinds = {raw.level(): raw.key() for raw in get_interpreter_stack() or ()}
+    dual = forward_mode_active()
     tracked, fake = [], False
     for tensor in tensors:
         wanted = False
         while is_functorch_wrapped_tensor(tensor):
             wanted = wanted or tensor.requires_grad or kinds.get(maybe_get_level(tensor)) == JVP
             tensor = get_unwrapped(tensor)
-        fake = fake or is_fake(tensor)
-        wanted = wanted or tensor.requires_grad or _tangent(tensor) is not None
+        if type(tensor) not in PLAIN_TYPES:
+            fake = fake or is_any_fake(tensor)
+        wanted = wanted or tensor.requires_grad or (dual and _tangent(tensor) is not None)
         tracked.append(wanted and (tensor.is_floating_point() or tensor.is_complex()))
     return tuple(tracked), fake
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor that no transform acts on has no data: it is being traced."""
-    return type(tensor) not in (torch.Tensor, torch.nn.Parameter) and is_any_fake(tensor)
+    return type(tensor) not in PLAIN_TYPES and is_any_fake(tensor)
 
 
 def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -220,6 +228,19 @@ def has_wrapped_tangent(tensors: Sequence[torch.Tensor]) -> bool:
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Returns how often each tensor was changed in place."""
     return [tensor._version for tensor in tensors]
+
+
+def is_last_backward(level: Level | None, tensors: Sequence[torch.Tensor]) -> bool:
+    """Returns whether the backward that runs is that of `torch.func.grad` itself for a level.
+
+    It is the last thing that happens at the level, so what it computes there is not differentiated there again.
+    """
+    if level is None or not any([is_gradtrackingtensor(t) and maybe_get_level(t) == level.number for t in tensors]):
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.autograd.grad.__code__:
+        frame = frame.f_back
+    return frame is not None and frame.f_back.f_code is _autograd_grad.__code__
 
 
 def alive(tensor: torch.Tensor) -> torch.Tensor:
