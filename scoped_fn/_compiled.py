@@ -189,7 +189,7 @@ class CompiledFn:
         inputs, structure = self._inputs(args, kwargs)
         tensors = [*held, *inputs]
         try:
-            if any([t.is_neg() or t.is_conj() or is_dead(t) for t in tensors]):
+            if any(t.is_neg() or t.is_conj() or is_dead(t) for t in tensors):
                 tensors = [plain(t) if t.is_neg() or t.is_conj() else alive(t) for t in tensors]
         except AttributeError:
             _specialize.check_held(source, held)

@@ -83,7 +83,7 @@ def _unknown(job: Job, tensors: Tensors, level: Level) -> Results:
 
 def _plain(job: Job, tensors: Tensors, level: None) -> Results:
     dual = forward_mode_active() and any(dual_parts(t)[1] is not None for t in tensors[: job.count])
-    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors[: job.count]]):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors[: job.count]):
         return _dual_grad(job, tensors) if dual else _grad(job, tensors, None)
     return _jvp(job, tensors, None) if dual else job.launch(tensors)
 

@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from scoped_fn._chain import split_joint
+from scoped_fn._elementary import ElementaryAttention
 from scoped_fn._graph import Graph, fake_inputs, output_values
 from scoped_fn._pure import NotDerivable, Pure, trace
 from scoped_fn._root import Root
@@ -163,7 +164,7 @@ Parts = tuple[Graph, Graph, tuple[int, ...], tuple[int, ...]]
 def _split_root(root: Root, wanted: tuple[int, ...]) -> Parts:
     """Returns forward and backward of the captured graph, checkpoint regions and the user's passes honoured."""
     try:
-        with apart(), torch.inference_mode(False), torch.enable_grad(), root.ambient.restored():
+        with apart(), torch.inference_mode(False), torch.enable_grad(), root.ambient.restored(), ElementaryAttention():
             flags = tuple(i in wanted for i in range(len(root.specs)))
             joint = lower_joint(root.captured, flags, "eager")
             if not joint.tangents:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from scoped_fn._ambient import Ambient
-from scoped_fn._exact_norms import ExactNorms
+from scoped_fn._elementary import Elementary
 from scoped_fn._frozen_module import replace_tensors
 from scoped_fn._source import Source, buffer_places
 from scoped_fn._structure import Structure, flatten, unflatten
@@ -67,7 +67,7 @@ class Live:
         buffers = [buffer.clone() for buffer in tensors[params:held]]
         inputs = tensors[held + self.num_constants :]
         call, model = copy_with(self.source, self.structure, [*tensors[:params], *buffers, *inputs])
-        with self.ambient.restored(), ExactNorms():
+        with self.ambient.restored(), Elementary():
             results = flatten(call(), "outputs")[0]
         after = buffers_after(self.source, model) if model is not None else {}
         return [*results, *(after[name] for name in self.changed)]

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from scoped_fn._ambient import Ambient
-from scoped_fn._exact_norms import ExactNorms
+from scoped_fn._elementary import Elementary
 from scoped_fn._graph import copy_graph, output_values
 from scoped_fn.stages.captured import Captured
 
@@ -46,7 +46,7 @@ class Replay:
         given = list(tensors)
         for i in self.buffers.values():
             given[i] = given[i].clone()  # a buffer changed in place must not change the caller's
-        with self.ambient.restored(), ExactNorms():
+        with self.ambient.restored(), Elementary():
             results = self.gm(*given)
         new = dict(zip(self.assigned, results[self.num_outputs :], strict=True))
         new = {name: new[name] if name in new else given[self.buffers[name]] for name in self.changed}

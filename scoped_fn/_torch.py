@@ -287,10 +287,13 @@ def _by_copy(pure: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -
 
 
 def batchable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Returns an ATen graph with operations replaced whose batching rule in torch is wrong (2.13). Edits it.
+    """Returns an ATen graph that can be batched: without what has no batching rule in torch, or a wrong one. Edits it.
 
-    `index_fill` of one tensor for all with a value for each index writes every value into the same tensor.
+    `index_fill` of one tensor for all with a value for each index writes every value into the same tensor (2.13).
+    Assertions about values, which eager cannot make under vmap either, are left out.
     """
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg):
+        gm.graph.erase_node(node)
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.index_fill.int_Tensor):
         node.target = _index_fill
     gm.recompile()
