@@ -51,7 +51,7 @@ def vmap(
             stacked = torch.vmap(
                 lambda state, *args: fn(state, *args, **kwargs), (state_dim, *dims), (state_dim, out_dims), **options
             )
-            return stacked(state, *args)  # type: ignore[no-any-return]
+            return stacked(state, *args)
         after: list[CompilerState] = []
 
         def one(*args: Any) -> Any:
@@ -92,7 +92,8 @@ def jvp(fn: StatefulFn, *, has_aux: bool = False) -> StatefulFn:
     """
 
     def jvp_of(state: CompilerState, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[CompilerState, Any]:
-        out, tangent, (state, aux) = torch.func.jvp(_with_state(fn, state, has_aux), primals, tangents, has_aux=True)
+        found: Any = torch.func.jvp(_with_state(fn, state, has_aux), primals, tangents, has_aux=True)
+        out, tangent, (state, aux) = found
         return state, (out, tangent, aux) if has_aux else (out, tangent)
 
     return jvp_of
@@ -116,7 +117,8 @@ def vjp(fn: StatefulFn, *, has_aux: bool = False) -> StatefulFn:
     """
 
     def vjp_of(state: CompilerState, *args: Any) -> tuple[CompilerState, Any]:
-        out, pull, (state, aux) = torch.func.vjp(_with_state(fn, state, has_aux), *args, has_aux=True)
+        found: Any = torch.func.vjp(_with_state(fn, state, has_aux), *args, has_aux=True)
+        out, pull, (state, aux) = found
         return state, (out, pull, aux) if has_aux else (out, pull)
 
     return vjp_of

@@ -18,7 +18,7 @@ from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
 from scoped_fn._specs import PLAIN_TYPES, laid_out, plain
 from scoped_fn._structure import Structure, flatten
-from scoped_fn._torch import in_transform
+from scoped_fn._torch import in_transform, jit_is_tracing
 from scoped_fn._torch_levels import (
     alive,
     apart,
@@ -122,7 +122,7 @@ class CompiledFn:
             SpecError: The state, parameters or inputs are not what they should be.
             OwnershipError: The state does not hold this function.
         """
-        if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_dynamo_compiling() or jit_is_tracing():  # type: ignore[no-untyped-call]
             return inlined(self, state, args, kwargs)
         tensors, structure = self.bind(state, args, kwargs)
         if any(map(is_fake, tensors)):

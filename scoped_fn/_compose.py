@@ -14,7 +14,7 @@ import torch
 from scoped_fn._halves import Value
 from scoped_fn._job import Job, Results, Tensors
 from scoped_fn._node import Task
-from scoped_fn._pure import Batch, NotDerivable, Pure
+from scoped_fn._pure import Batch, NotDerivableError, Pure
 from scoped_fn._torch_levels import (
     GRAD,
     JVP,
@@ -54,7 +54,7 @@ def differentiable_call(job: Job, tensors: Tensors, wanted: tuple[int, ...]) -> 
 def evaluate(job: Job, tensors: Tensors) -> Results:
     """Returns the results of a job, and what it saved if its value saves something."""
     if in_older_vmap(tensors):
-        return job.run_eager(tensors, NotDerivable("the older vmap, of is_grads_batched, has no rule"))
+        return job.run_eager(tensors, NotDerivableError("the older vmap, of is_grads_batched, has no rule"))
     if transforms_active() is None:
         return _guarded(_plain, job, tensors, None)
     if forward_mode_active() and has_wrapped_tangent(tensors[: job.count]):
@@ -73,12 +73,12 @@ def _peel_of(level: Level | None) -> Callable[..., Results]:
 def _guarded(peel: Callable[..., Results], job: Job, tensors: Tensors, level: Level | None) -> Results:
     try:
         return peel(job, tensors, level)
-    except NotDerivable as reason:
+    except NotDerivableError as reason:
         return job.run_eager(tensors, reason)
 
 
 def _unknown(job: Job, tensors: Tensors, level: Level) -> Results:
-    raise NotDerivable(f"{level.kind.name} levels have no rule")
+    raise NotDerivableError(f"{level.kind.name} levels have no rule")
 
 
 def _plain(job: Job, tensors: Tensors, level: None) -> Results:
@@ -145,12 +145,12 @@ def _vmap(job: Job, tensors: Tensors, level: Level) -> Results:
         over = Over(level, [at is not None for _, at in pairs], inner)
         try:
             peeled, given = over.job(job)
-        except NotDerivable:
+        except NotDerivableError:
             if job.value is None:
                 raise
             try:  # the value's graph cannot be batched; perhaps the function can
                 peeled, given = over.job(job.without_value())
-            except NotDerivable:
+            except NotDerivableError:
                 return _one_by_one(job, over, level)
         outs, extras = evaluate(peeled, inner)
     every = [*outs, *extras] if extras else outs
@@ -172,7 +172,7 @@ class Over:
             made, given = self._over(job.pure(), own)
             return Job(lambda: made, job.count, job.random), given
         if value.pure is None:
-            raise NotDerivable("code cannot be batched")
+            raise NotDerivableError("code cannot be batched")
         half, given = self._over(value.pure, value.arguments)
         halves, pure = job.halves or job.above, job.pure
         results = given if halves is None else given[: halves.num_results]

@@ -26,7 +26,7 @@ class ElementaryAttention(TorchFunctionMode):
 
     def definition(self, function: Any) -> Callable[..., Any]:
         """Returns what takes a function's place."""
-        return attention if function is F.scaled_dot_product_attention else function  # type: ignore[no-any-return]
+        return attention if function is F.scaled_dot_product_attention else function
 
 
 class Elementary(ElementaryAttention):
@@ -34,7 +34,7 @@ class Elementary(ElementaryAttention):
 
     def definition(self, function: Any) -> Callable[..., Any]:
         """Returns what takes a function's place."""
-        norms = {
+        norms: dict[Any, Callable[..., Any]] = {
             F.layer_norm: layer_norm,
             torch.layer_norm: _layer_norm,
             F.batch_norm: batch_norm,

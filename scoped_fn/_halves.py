@@ -15,7 +15,7 @@ import torch.fx
 from scoped_fn._chain import split_joint
 from scoped_fn._elementary import ElementaryAttention
 from scoped_fn._graph import Graph, fake_inputs, output_values
-from scoped_fn._pure import NotDerivable, Pure, trace
+from scoped_fn._pure import NotDerivableError, Pure, trace
 from scoped_fn._root import Root
 from scoped_fn._specs import laid_out
 from scoped_fn._torch import batchable, compile_lock, partition_with_min_cut
@@ -155,7 +155,7 @@ def _backward(
 
 def _outputs(gm: torch.fx.GraphModule, nodes: Sequence[torch.fx.Node]) -> Callable[..., Tensors]:
     gm.graph.output_node().args = (tuple(nodes),)
-    return batchable(gm).forward  # type: ignore[no-any-return]
+    return batchable(gm).forward
 
 
 Parts = tuple[Graph, Graph, tuple[int, ...], tuple[int, ...]]
@@ -171,9 +171,9 @@ def _split_root(root: Root, wanted: tuple[int, ...]) -> Parts:
                 return root.captured.graph, root.captured.graph, (), ()
             _, split = split_joint(init_state(), joint, replace(root.plan, backend="eager"))
     except Exception as error:
-        raise NotDerivable(str(error)) from error
+        raise NotDerivableError(str(error)) from error
     if joint.new_buffers != root.new_buffers:
-        raise NotDerivable(f"the buffers {joint.new_buffers} change, not {root.new_buffers}")
+        raise NotDerivableError(f"the buffers {joint.new_buffers} change, not {root.new_buffers}")
     return split.forward, split.backward, joint.tangents, joint.grads
 
 

@@ -50,14 +50,14 @@ class Job:
         return Job(self.pure, self.count, self.random)
 
     def run_eager(self, tensors: Tensors, reason: Exception) -> Results:
-        """Runs the function itself, operation by operation, under the levels that there are: right, but not compiled."""
+        """Runs the function itself, operation by operation, under the levels that there are: right, not compiled."""
         pure = self.pure()
         results = list(pure.run(*tensors[: self.count]))
         pure.shop.memo.eager_calls += 1
         why = str(reason).strip().splitlines()
         warnings.warn(
             f"Expected {pure.shop.name} to stay compiled under this transform, got a part that runs eager: "
-            f"{why[0] if why else type(reason).__name__}. The result is right; fn.cache_info().eager_calls counts them.",
+            f"{why[0] if why else type(reason).__name__}. The result is right; cache_info().eager_calls counts them.",
             stacklevel=2,
         )
         return results, None

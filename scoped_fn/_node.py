@@ -9,7 +9,7 @@ import torch
 
 from scoped_fn._halves import Halves, halves_of
 from scoped_fn._job import Job, Results, Tensors
-from scoped_fn._pure import NotDerivable
+from scoped_fn._pure import NotDerivableError
 from scoped_fn._torch_levels import (
     JVP,
     VMAP,
@@ -98,7 +98,7 @@ class Task:
 def _or_else(derive: Callable[[], Sequence[int]], fallback: Sequence[int]) -> Sequence[int]:
     try:
         return derive()
-    except NotDerivable:
+    except NotDerivableError:
         return fallback
 
 

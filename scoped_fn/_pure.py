@@ -29,7 +29,7 @@ Made = TypeVar("Made")
 Key = tuple[Any, ...]
 
 
-class NotDerivable(Exception):
+class NotDerivableError(Exception):
     """A function could not be traced under a transform; it has to run eager there."""
 
 
@@ -75,10 +75,10 @@ class Pure:
                 if key not in self._made:
                     try:
                         self._made[key] = make()
-                    except NotDerivable as error:
+                    except NotDerivableError as error:
                         self._made[key] = error
         made = self._made[key]
-        if isinstance(made, NotDerivable):
+        if isinstance(made, NotDerivableError):
             raise made
         return made  # type: ignore[no-any-return]
 
@@ -109,12 +109,12 @@ class Pure:
             specs = tuple(map(laid_out, tensors))
             found = self.once(("vmap", batch, specs), lambda: self._vmapped(batch, specs))
             self._made["strides", batch, strides] = found
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _vmapped(self, batch: Batch, specs: Sequence[TensorSpec]) -> tuple[Pure, tuple[bool, ...]]:
         try:
             return self._vmapped_with(batch, specs, batch.batched)
-        except NotDerivable:
+        except NotDerivableError:
             forced = tuple(b or i in self.buffers for i, b in enumerate(batch.batched))
             if forced == batch.batched:
                 raise
@@ -234,7 +234,7 @@ def probe(run: Callable[..., Any], specs: Sequence[TensorSpec], *, dual: bool) -
     In forward mode torch loses the device of tensors without data, or breaks (pytorch #185718).
 
     Raises:
-        NotDerivable: It cannot be run so.
+        NotDerivableError: It cannot be run so.
     """
     try:
         with _apart():
@@ -243,14 +243,14 @@ def probe(run: Callable[..., Any], specs: Sequence[TensorSpec], *, dual: bool) -
             with fake_mode():
                 return run(*(spec.fake() for spec in specs))
     except Exception as error:
-        raise NotDerivable(str(error)) from error
+        raise NotDerivableError(str(error)) from error
 
 
 def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop, *, dual: bool) -> torch.fx.GraphModule:
     """Returns the functional ATen graph of a function, lowered for the backend; `dual` as in `probe`.
 
     Raises:
-        NotDerivable: It cannot be traced.
+        NotDerivableError: It cannot be traced.
     """
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -265,7 +265,7 @@ def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop, *, dual: bool) -> 
                 gm = make_fx(lambda *t: seen(*t), decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
                 return functional_graph(keep_checks(gm), fakes)
     except Exception as error:
-        raise NotDerivable(str(error)) from error
+        raise NotDerivableError(str(error)) from error
 
 
 def _functional(flat: Flat, tensors: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
@@ -311,4 +311,4 @@ def _count(gm: torch.fx.GraphModule) -> int:
     return len(gm.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-__all__ = ["Batch", "NotDerivable", "Pure", "Shop", "probe", "trace"]
+__all__ = ["Batch", "NotDerivableError", "Pure", "Shop", "probe", "trace"]

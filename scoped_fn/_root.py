@@ -10,7 +10,7 @@ from scoped_fn._ambient import Ambient
 from scoped_fn._chain import compile_training
 from scoped_fn._live import Live
 from scoped_fn._plan import Plan
-from scoped_fn._pure import NotDerivable, Pure, Shop, first_rules_are_all, probe
+from scoped_fn._pure import NotDerivableError, Pure, Shop, first_rules_are_all, probe
 from scoped_fn._replay import make_replay, says_everything
 from scoped_fn._runtime import Memo
 from scoped_fn._specs import TensorSpec
@@ -51,7 +51,7 @@ class Root(Pure):
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         try:
             probe(lambda *tensors: differentiable_flat(live, tensors, wanted), specs, dual=False)
-        except NotDerivable:  # functions in the older style, which torch.func refuses
+        except NotDerivableError:  # functions in the older style, which torch.func refuses
             return replay if first_rules_are_all(live, specs, wanted) else live
         return live
 

@@ -71,6 +71,7 @@ __all__ = [
     "functional_graph",
     "in_transform",
     "is_higher_order",
+    "jit_is_tracing",
     "inductor_decompositions",
     "inductor_options",
     "is_any_autocast_enabled",
@@ -406,6 +407,7 @@ def storage_id(tensor: torch.Tensor) -> int:
 
 
 tracing_proxies = get_proxy_mode
+jit_is_tracing = torch.jit.is_tracing  # type: ignore[attr-defined]
 CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 
 
@@ -420,4 +422,4 @@ def call_as_node(code: Callable[[list[Any]], Sequence[Any]], tensors: list[Any])
     with disable_proxy_modes_tracing():
         results = compiled_call(*tensors)
     proxy = mode.tracer.create_proxy("call_function", compiled_call, tuple(proxies), {})
-    return track_tensor_tree(results, proxy, constant=None, tracer=mode.tracer)  # type: ignore[no-any-return]
+    return track_tensor_tree(results, proxy, constant=None, tracer=mode.tracer)

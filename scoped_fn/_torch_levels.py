@@ -21,7 +21,7 @@ from torch._C import (
     _set_grad_enabled,
 )
 from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
-from torch._C._functorch import (
+from torch._C._functorch import (  # type: ignore[attr-defined]
     CGradInterpreterPtr,
     CJvpInterpreterPtr,
     CVmapInterpreterPtr,
@@ -131,7 +131,7 @@ class Lowered:
 
     Args:
         level: The level.
-        within: Inside a node's forward, where torch has turned differentiation off, which concerns the node's level only.
+        within: Inside a node's forward, where torch has turned differentiation off, which is for its level only.
     """
 
     __slots__ = ("level", "modes", "saved", "within")
@@ -208,7 +208,7 @@ def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
     if not forward_mode_active() or is_functorch_wrapped_tensor(tensor):
         return None
     with at_level(None):
-        return forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-any-return]
+        return dual_parts(tensor)[1]
 
 
 def in_older_vmap(tensors: Sequence[torch.Tensor]) -> bool:
@@ -235,7 +235,7 @@ def is_last_backward(level: Level | None, tensors: Sequence[torch.Tensor]) -> bo
 
     It is the last thing that happens at the level, so what it computes there is not differentiated there again.
     """
-    if level is None or not any([is_gradtrackingtensor(t) and maybe_get_level(t) == level.number for t in tensors]):
+    if level is None or not any(is_gradtrackingtensor(t) and maybe_get_level(t) == level.number for t in tensors):
         return False
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code is not torch.autograd.grad.__code__:
@@ -300,12 +300,13 @@ def apart() -> Iterator[None]:
     With a forward-mode level open some fake operations of torch fail and leave dispatch keys excluded: put back here.
     """
     with at_level(None):
-        with _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set()):
+        guard = _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set())
+        with guard:
             yield
 
 
 def below(level: Level | None, *, within: bool = False) -> AbstractContextManager[Any]:
-    """Lets work go on below a level, which is the highest one; there is nothing below None. `within` as in `Lowered`."""
+    """Lets work go on below a level, the highest one; there is nothing below None. `within` as in `Lowered`."""
     return NOTHING if level is None else Lowered(level, within=within)
 
 
@@ -323,7 +324,7 @@ def unwrap_batch(tensor: torch.Tensor, level: Level) -> tuple[torch.Tensor, int 
     """Returns what a vmap level wraps, and which dimension is the batch; None if the level does not wrap it."""
     if not is_functorch_wrapped_tensor(tensor):
         return tensor, None
-    return _unwrap_batched(tensor, level.number)  # type: ignore[return-value]
+    return _unwrap_batched(tensor, level.number)
 
 
 def add_batch(tensor: torch.Tensor, level: Level) -> torch.Tensor:
@@ -333,13 +334,13 @@ def add_batch(tensor: torch.Tensor, level: Level) -> torch.Tensor:
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns the primal and the tangent of a tensor; None if it has no tangent."""
-    primal, tangent = forward_ad.unpack_dual(tensor)
+    primal, tangent = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
     return (primal, tangent) if tangent is not None else (tensor, None)
 
 
 def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
     """Returns a tensor with a tangent."""
-    return forward_ad.make_dual(primal, tangent)
+    return forward_ad.make_dual(primal, tangent)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def vmap_flat(
@@ -356,7 +357,7 @@ def vmap_flat(
         parts = [_unwrap_batched(out, number) for out in run(*given)]
     finally:
         _vmap_decrement_nesting()
-    return [(out if at in (None, 0) else out.movedim(at, 0), at is not None) for out, at in parts]  # type: ignore[arg-type]
+    return [(out if at in (None, 0) else out.movedim(at, 0), at is not None) for out, at in parts]
 
 
 def vjp_flat(
@@ -439,7 +440,7 @@ def jvp_flat(
         ):
             given = [_wrap_for_grad(tensor, number) for tensor in tensors]
             duals = [
-                tensor if tangent is None else forward_ad.make_dual(tensor, _wrap_for_grad(tangent, number))
+                tensor if tangent is None else make_dual(tensor, _wrap_for_grad(tangent, number))
                 for tensor, tangent in zip(given, tangents, strict=True)
             ]
             parts = [dual_parts(out) for out in run(*duals)]

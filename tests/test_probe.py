@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from scoped_fn import _torch as door
+from scoped_fn import _torch_levels as levels
 
-SOURCE = Path(door.__file__).read_text(encoding="utf-8")
+SOURCES = [Path(str(one.__file__)).read_text(encoding="utf-8") for one in (door, levels)]
 
 
 def _imports() -> list[tuple[str, str | None]]:
     """(module, name) of each import from torch in the door's source; name is None for a module."""
     found: list[tuple[str, str | None]] = []
-    for node in ast.walk(ast.parse(SOURCE)):
+    for node in (node for source in SOURCES for node in ast.walk(ast.parse(source))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             found += [(str(node.module), alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -108,3 +109,89 @@ def test_a_capture_carries_how_to_flatten_and_rebuild() -> None:
     (flat,) = gm._dynamo_bytecode_flatten(x)
     assert flat is x
     assert gm._dynamo_bytecode_unflatten((x,), (x,)) == {"y": x}
+
+
+def test_levels_have_what_we_read() -> None:
+    seen: list[tuple[int, str]] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.extend((level.number, level.kind.name) for level in levels.levels())
+        seen.append(levels.levels()[0].batch())
+        assert levels.is_at(x, levels.innermost_level())
+        return x.sum()
+
+    torch.func.vmap(torch.func.grad(look))(torch.ones(3, 2))
+    assert seen == [(1, "Vmap"), (2, "Grad"), (3, "error")]
+
+
+def test_a_level_is_left_with_its_grad_modes_and_entered_again() -> None:
+    with torch.no_grad():
+
+        def look(x: torch.Tensor) -> torch.Tensor:
+            level = levels.innermost_level()
+            assert torch.is_grad_enabled()
+            with levels.below(level):
+                assert not torch.is_grad_enabled()
+                assert not levels.levels()
+                assert not levels.is_wrapped(levels.unwrap(x, level))
+            assert torch.is_grad_enabled()
+            assert len(levels.levels()) == 1
+            return x.sum()
+
+        torch.func.grad(look)(torch.ones(2))
+
+
+def test_nodes_of_one_level_know_when_their_graph_is_kept() -> None:
+    kept: list[bool] = []
+
+    class Look(levels.SingleLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            kept.append(levels.graph_is_kept())
+            return grad
+
+    x = torch.ones(2, requires_grad=True)
+    with levels.single_level_allowed():
+        y = Look.apply(x).sum()
+    torch.autograd.grad(y, x, retain_graph=True)
+    torch.autograd.grad(y, x)
+    assert kept == [True, False]
+
+
+def test_the_last_backward_of_a_level_is_known_from_a_user_s_own() -> None:
+    found: list[bool] = []
+
+    class Look(levels.SingleLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            level = ctx.level = levels.innermost_level()
+            with levels.below(level, within=True):
+                out = levels.unwrap(x, level) * 1
+            return levels.wrap(out, level)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            found.append(levels.is_last_backward(ctx.level, [grad]))
+            return grad
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        with levels.single_level_allowed():
+            return torch.autograd.grad(Look.apply(x).sum() * x.sum(), x, create_graph=True)[0].sum()
+
+    torch.func.grad(inner)(torch.ones(2))
+    assert found[0] is False
+    assert found[-1] is True
+
+
+@pytest.mark.parametrize("make", [lambda x: x.lerp_(x * 2, x), lambda x: x.addcmul_(x, x), lambda x: x.addcdiv_(x, x)])
+def test_in_place_operations_can_be_made_functional_in_forward_mode(make: Callable[..., Any]) -> None:
+    table = door.visible_mutations()
+    with torch.autograd.forward_ad.dual_level():
+        gm = door.make_fx(lambda x: make(x.clone()), decomposition_table=table)(torch.ones(2))
+        gm = door.functional_graph(gm, [torch.ones(2)])
+    expected = make(torch.full((2,), 0.5))
+    torch.testing.assert_close(gm(torch.full((2,), 0.5)), expected)

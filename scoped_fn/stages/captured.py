@@ -209,7 +209,7 @@ def _base(view: torch.Tensor, arguments: Sequence[torch.Tensor]) -> int | None:
 def _view(
     graph: torch.fx.Graph, view: torch.Tensor, real: Sequence[torch.Tensor], nodes: Sequence[torch.fx.Node]
 ) -> torch.fx.Node:
-    """Returns a node for a result that Dynamo takes as an attribute of an argument, such as `x.T`, not as an operation."""
+    """Returns a node for a result that Dynamo takes as an attribute of an argument, such as `x.T`."""
     index = _base(view, real)
     base = real[index] if index is not None else view
     parts = base.is_complex() and not view.is_complex() and view.shape == base.shape and not base.is_conj()
