@@ -14,7 +14,7 @@ import torch
 from scoped_fn._halves import Value
 from scoped_fn._job import Job, Results, Tensors
 from scoped_fn._node import Task
-from scoped_fn._pure import Batch, NotDerivableError, Pure
+from scoped_fn._pure import Batch, Pure
 from scoped_fn._torch_levels import (
     GRAD,
     JVP,
@@ -37,6 +37,7 @@ from scoped_fn._torch_levels import (
     unwrap_batch,
     wrap,
 )
+from scoped_fn._trace import NotDerivableError
 
 
 def call(pure: Pure, tensors: Tensors) -> Tensors:

@@ -15,11 +15,12 @@ import torch.fx
 from scoped_fn._chain import split_joint
 from scoped_fn._elementary import ElementaryAttention
 from scoped_fn._graph import Graph, fake_inputs, output_values
-from scoped_fn._pure import NotDerivableError, Pure, trace
+from scoped_fn._pure import Pure
 from scoped_fn._root import Root
 from scoped_fn._specs import laid_out
 from scoped_fn._torch import batchable, compile_lock, partition_with_min_cut
 from scoped_fn._torch_levels import apart, vjp_flat
+from scoped_fn._trace import NotDerivableError, trace
 from scoped_fn._training import TrainingCode
 from scoped_fn._unused_outputs import without_tangents
 from scoped_fn.stages.lower import lower_joint
@@ -190,7 +191,7 @@ def _split(pure: Pure, wanted: tuple[int, ...]) -> Parts:
         return [*outs, *(torch.zeros_like(tensors[i]) if g is None else g for i, g in zip(places, grads, strict=True))]
 
     specs = [*pure.specs, *(pure.outputs[i] for i in tangents)]
-    gm = trace(joint, specs, replace(pure.shop, backend="eager"), dual=pure.dual)
+    gm = trace(joint, specs, "eager", torch_rng=pure.shop.torch_rng, dual=pure.dual)
     nodes = gm.graph.find_nodes(op="placeholder")
     for i, node in enumerate(nodes):  # the partition knows tangents by their names
         node.target = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"

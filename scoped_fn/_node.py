@@ -9,7 +9,6 @@ import torch
 
 from scoped_fn._halves import Halves, halves_of
 from scoped_fn._job import Job, Results, Tensors
-from scoped_fn._pure import NotDerivableError
 from scoped_fn._torch_levels import (
     JVP,
     VMAP,
@@ -26,6 +25,7 @@ from scoped_fn._torch_levels import (
     versions,
     wrap,
 )
+from scoped_fn._trace import NotDerivableError
 
 Evaluate = Callable[[Job, Tensors], Results]
 

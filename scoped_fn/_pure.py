@@ -6,31 +6,24 @@ at every order. It is traced and compiled when it is first called with plain ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from scoped_fn._ambient import without_autocast
-from scoped_fn._autograd_graph import custom_nodes
-from scoped_fn._backends import Backend, Code, GraphRole, decompositions, tracing_options
-from scoped_fn._checked_op import keep_checks
+from scoped_fn._backends import Backend, Code, GraphRole
 from scoped_fn._graph import Graph
 from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, laid_out
-from scoped_fn._torch import compile_lock, fake_mode, functional_graph, make_fx, visible_mutations
-from scoped_fn._torch_levels import Flat, apart, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
+from scoped_fn._torch import compile_lock
+from scoped_fn._torch_levels import Flat, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
+from scoped_fn._trace import NotDerivableError, probe, trace
 from scoped_fn.stages.compile_graph import compile_graph
 
 Made = TypeVar("Made")
 Key = tuple[Any, ...]
-
-
-class NotDerivableError(Exception):
-    """A function could not be traced under a transform; it has to run eager there."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +195,7 @@ class Pure:
 
     def _compile(self) -> Code:
         shop = self.shop
-        gm = trace(self.run, self.specs, shop, dual=self.dual)
+        gm = trace(self.run, self.specs, shop.backend, torch_rng=shop.torch_rng, dual=self.dual)
         separate_outputs(gm)
         graph = Graph(
             gm, tuple(f"in_{i}" for i in range(len(self.specs))), tuple(f"out_{i}" for i in range(_count(gm)))
@@ -228,87 +221,5 @@ class Batch(NamedTuple):
     given: tuple[bool, ...] | None = None
 
 
-def probe(run: Callable[..., Any], specs: Sequence[TensorSpec], *, dual: bool) -> Any:
-    """Runs a function on tensors without data; on examples if `dual`: it uses forward mode.
-
-    In forward mode torch loses the device of tensors without data, or breaks (pytorch #185718).
-
-    Raises:
-        NotDerivableError: It cannot be run so.
-    """
-    try:
-        with _apart():
-            if dual:
-                return _on_examples(run, specs)
-            with fake_mode():
-                return run(*(spec.fake() for spec in specs))
-    except Exception as error:
-        raise NotDerivableError(str(error)) from error
-
-
-def trace(run: Flat, specs: Sequence[TensorSpec], shop: Shop, *, dual: bool) -> torch.fx.GraphModule:
-    """Returns the functional ATen graph of a function, lowered for the backend; `dual` as in `probe`.
-
-    Raises:
-        NotDerivableError: It cannot be traced.
-    """
-
-    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return list(run(*tensors))
-
-    table, mode = {**visible_mutations(), **decompositions(shop.backend)}, fake_mode()
-    try:
-        with _apart(), tracing_options(shop.backend, torch_rng=shop.torch_rng):
-            seen: Flat = _on_examples(lambda *t: _functional(flat, t), specs) if dual else flat
-            with mode:
-                fakes = [spec.fake() for spec in specs]
-                gm = make_fx(lambda *t: seen(*t), decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
-                return functional_graph(keep_checks(gm), fakes)
-    except Exception as error:
-        raise NotDerivableError(str(error)) from error
-
-
-def _functional(flat: Flat, tensors: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    gm = make_fx(flat, decomposition_table=visible_mutations())(*tensors)
-    return functional_graph(keep_checks(gm), tensors)
-
-
-def _on_examples(run: Callable[..., Made], specs: Sequence[TensorSpec]) -> Made:
-    """Runs a function on example tensors, on others if it refuses the first."""
-    try:
-        return run(*(spec.example() for spec in specs))
-    except Exception:  # noqa: BLE001 - whatever the function says to a wrong value
-        return run(*(spec.example(1) for spec in specs))
-
-
-def first_rules_are_all(run: Flat, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> bool:
-    """Returns whether the backwards of custom Functions use no custom Functions, and may be differentiated."""
-
-    def check(*tensors: torch.Tensor) -> bool:
-        leaves = [tensor.detach().clone().requires_grad_(i in wanted) for i, tensor in enumerate(tensors)]
-        outs = [out for out in run(*leaves) if out.requires_grad]
-        known = custom_nodes(outs)
-        grads = torch.autograd.grad(
-            outs,
-            [leaves[i] for i in wanted],
-            [torch.ones_like(out) for out in outs],
-            create_graph=True,
-            allow_unused=True,
-        )
-        return custom_nodes([grad for grad in grads if grad is not None and grad.requires_grad]) <= known
-
-    return bool(probe(check, specs, dual=False))
-
-
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Keeps the caller's levels and modes out of a trace."""
-    with apart(), torch.inference_mode(False), torch.enable_grad(), without_autocast().restored():
-        yield
-
-
 def _count(gm: torch.fx.GraphModule) -> int:
     return len(gm.graph.output_node().args[0])  # type: ignore[arg-type]
-
-
-__all__ = ["Batch", "NotDerivableError", "Pure", "Shop", "probe", "trace"]

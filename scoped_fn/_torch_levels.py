@@ -36,6 +36,7 @@ from torch._C._functorch import (  # type: ignore[attr-defined]
     _vmap_decrement_nesting,
     _vmap_increment_nesting,
     _wrap_for_grad,
+    get_dynamic_layer_stack_depth,
     get_interpreter_stack,
     get_unwrapped,
     is_dead_tensor_wrapper,
@@ -45,6 +46,7 @@ from torch._C._functorch import (  # type: ignore[attr-defined]
     maybe_get_level,
     peek_interpreter_stack,
     pop_dynamic_layer_stack,
+    pop_dynamic_layer_stack_and_undo_to_depth,
     push_dynamic_layer_stack,
     set_inplace_requires_grad_allowed,
     unwrap_if_dead,
@@ -295,14 +297,22 @@ def at_level(level: Level | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Lets a capture or a derivation go on in plain torch.
+    """Lets a capture or a derivation go on in plain torch, and leaves torch as it was, whatever fails inside.
 
-    With a forward-mode level open some fake operations of torch fail and leave dispatch keys excluded: put back here.
+    A graph that holds transforms leaves their levels behind when it fails; and with a forward-mode level open some fake
+    operations of torch fail and leave dispatch keys excluded.
     """
     with at_level(None):
+        depth, duals = get_dynamic_layer_stack_depth(), forward_ad._current_level
         guard = _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set())
-        with guard:
-            yield
+        try:
+            with guard:
+                yield
+        finally:
+            if get_dynamic_layer_stack_depth() > depth:
+                pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            while forward_ad._current_level > duals:
+                forward_ad.exit_dual_level()  # type: ignore[no-untyped-call]
 
 
 def below(level: Level | None, *, within: bool = False) -> AbstractContextManager[Any]:

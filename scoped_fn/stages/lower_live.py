@@ -1,0 +1,76 @@
+"""The lowering of models that use forward mode: by a trace of their own code, without tensors that have no data.
+
+Torch loses the device of such tensors in forward mode (pytorch #185718).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.fx
+
+from scoped_fn._ambient import ambient_settings
+from scoped_fn._backends import Backend
+from scoped_fn._errors import CaptureError
+from scoped_fn._graph import output_values
+from scoped_fn._live import Live
+from scoped_fn._specs import laid_out
+from scoped_fn._torch import ExportedGraph, compile_lock
+from scoped_fn._torch_levels import differentiable_flat, vjp_flat
+from scoped_fn._trace import NotDerivableError, probe, trace
+from scoped_fn.stages.captured import Captured
+
+
+def uses_forward_mode(gm: torch.fx.GraphModule) -> bool:
+    """Returns whether a captured graph enters forward mode."""
+    return any(getattr(node.target, "__name__", "") == "_enter_dual_level" for node in gm.graph.nodes)
+
+
+def export_live(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> ExportedGraph:
+    """Returns the ATen graph of a model, joint if gradients are wanted. Every buffer counts as changed.
+
+    Raises:
+        CaptureError: The model cannot be traced.
+    """
+    source, params = captured.source, len(captured.source.params)
+    live = Live(
+        source, captured.in_structure, len(captured.constants), tuple(source.buffers), ambient_settings("training")
+    )
+    specs = [replace(spec, requires_grad=False) for spec in captured.specs]
+    places = tuple(i for i, wants in enumerate(wanted) if wants)
+    count, buffers = len(specs), range(params, params + len(source.buffers))
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        results = live(*tensors)
+        outputs = captured.num_outputs
+        return [*results[outputs:], *results[:outputs]]  # what changes comes first
+
+    try:
+        with compile_lock:
+            carries = probe(lambda *t: differentiable_flat(run, t, places), specs, dual=True) if places else []
+            tangents = [i for i, has in enumerate(carries) if has]
+            outs = probe(run, specs, dual=True) if tangents else []
+
+            def joint(*tensors: torch.Tensor) -> list[torch.Tensor]:
+                cotangents: list[torch.Tensor | None] = [None] * len(outs)
+                for i, cotangent in zip(tangents, tensors[count:], strict=True):
+                    cotangents[i] = cotangent
+                results, grads = vjp_flat(run, tensors[:count], places, cotangents)
+                full = [torch.zeros_like(tensors[i]) if g is None else g for i, g in zip(places, grads, strict=True)]
+                return [*results, *full]
+
+            every = [*specs, *(laid_out(outs[i]) for i in tangents)]
+            torch_rng = captured.rng == "torch"
+            gm = trace(joint if tangents else run, every, backend, torch_rng=torch_rng, dual=True)
+    except NotDerivableError as error:
+        raise CaptureError(
+            f"Expected {source.name} to be traced with the transforms it uses, got: {error}. Check it in eager."
+        ) from error
+    nodes = gm.graph.find_nodes(op="placeholder")
+    for i, node in enumerate(nodes):
+        node.target = node.name = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"
+    gm.recompile()
+    gm.graph.output_node().meta["desc"] = [None] * len(output_values(gm))
+    of = tuple(("buffer", buffers[i]) if i < len(buffers) else i - len(buffers) for i in tangents)
+    return ExportedGraph(gm, of, tuple(buffers), captured.num_outputs, places if tangents else ())
