@@ -18,9 +18,10 @@ from scoped_fn._pure import Batch, Pure
 from scoped_fn._torch_levels import (
     GRAD,
     JVP,
+    NOTHING,
     VMAP,
     Level,
-    add_batch,
+    OlderVmap,
     alive,
     at_level,
     below,
@@ -34,7 +35,6 @@ from scoped_fn._torch_levels import (
     make_dual,
     transforms_active,
     unwrap,
-    unwrap_batch,
     wrap,
 )
 from scoped_fn._trace import NotDerivableError
@@ -54,12 +54,12 @@ def differentiable_call(job: Job, tensors: Tensors, wanted: tuple[int, ...]) -> 
 
 def evaluate(job: Job, tensors: Tensors) -> Results:
     """Returns the results of a job, and what it saved if its value saves something."""
-    if in_older_vmap(tensors):
-        return job.run_eager(tensors, NotDerivableError("the older vmap, of is_grads_batched, has no rule"))
-    if transforms_active() is None:
-        return _guarded(_plain, job, tensors, None)
     if forward_mode_active() and has_wrapped_tangent(tensors[: job.count]):
         return _guarded(_jvp, job, tensors, None)
+    if in_older_vmap(tensors):
+        return _guarded(_vmap, job, tensors, OlderVmap(tensors))
+    if transforms_active() is None:
+        return _guarded(_plain, job, tensors, None)
     level = highest_level(tensors, every_vmap=job.random)
     with at_level(level):
         return _guarded(_peel_of(level), job, tensors, level)
@@ -71,7 +71,7 @@ def _peel_of(level: Level | None) -> Callable[..., Results]:
     return {GRAD: _grad, JVP: _jvp, VMAP: _vmap}.get(level.kind, _unknown)
 
 
-def _guarded(peel: Callable[..., Results], job: Job, tensors: Tensors, level: Level | None) -> Results:
+def _guarded(peel: Callable[..., Results], job: Job, tensors: Tensors, level: Level | OlderVmap | None) -> Results:
     try:
         return peel(job, tensors, level)
     except NotDerivableError as reason:
@@ -139,9 +139,9 @@ def _dual_grad(job: Job, tensors: Tensors) -> Results:
     return _duals(task.apply(flat), out_mask, None), None
 
 
-def _vmap(job: Job, tensors: Tensors, level: Level) -> Results:
-    pairs = [unwrap_batch(tensor, level) for tensor in tensors]
-    with below(level):
+def _vmap(job: Job, tensors: Tensors, level: Level | OlderVmap) -> Results:
+    pairs = [level.unwrap_batch(tensor) for tensor in tensors]
+    with NOTHING if isinstance(level, OlderVmap) else below(level):
         inner = [t if at is None or at == 0 else t.movedim(at, 0) for t, at in pairs]
         over = Over(level, [at is not None for _, at in pairs], inner)
         try:
@@ -155,14 +155,14 @@ def _vmap(job: Job, tensors: Tensors, level: Level) -> Results:
                 return _one_by_one(job, over, level)
         outs, extras = evaluate(peeled, inner)
     every = [*outs, *extras] if extras else outs
-    every = [add_batch(t, level) if b else t for t, b in zip(every, given, strict=False)]
+    every = [level.add_batch(t) if b else t for t, b in zip(every, given, strict=False)]
     return every[: len(outs)], None if extras is None else every[len(outs) :]
 
 
 class Over:
     """A vmap level that is peeled off: the tensors below it, and which of them have the batch as first dimension."""
 
-    def __init__(self, level: Level, batched: Sequence[bool], tensors: Tensors) -> None:
+    def __init__(self, level: Level | OlderVmap, batched: Sequence[bool], tensors: Tensors) -> None:
         self.size, self.randomness = level.batch()
         self.batched, self.tensors = batched, tensors
 
@@ -186,13 +186,13 @@ class Over:
         return pure.vmapped(Batch(self.size, mask, self.randomness, given), [self.tensors[i] for i in arguments])
 
 
-def _one_by_one(job: Job, over: Over, level: Level) -> Results:
+def _one_by_one(job: Job, over: Over, level: Level | OlderVmap) -> Results:
     """Runs a job that cannot be batched once for each index."""
     rows = [
         evaluate(job, [t[i] if b else t for t, b in zip(over.tensors, over.batched, strict=True)])
         for i in range(over.size)
     ]
     every = [[*outs, *(extras or ())] for outs, extras in rows]
-    stacked = [add_batch(torch.stack(parts), level) for parts in zip(*every, strict=True)]
+    stacked = [level.add_batch(torch.stack(parts)) for parts in zip(*every, strict=True)]
     count, extras = len(rows[0][0]), rows[0][1]
     return stacked[:count], None if extras is None else stacked[count:]

@@ -9,6 +9,8 @@ import torch
 
 from scoped_fn._errors import SpecError
 
+GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo one, are spread evenly and never repeat
+
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -49,7 +51,8 @@ class TensorSpec:
         made = self.stand_in()
         if not self.differentiable:
             return made.fill_(attempt)
-        made.uniform_(0.25, 0.75, generator=torch.Generator(self.device).manual_seed(0))
+        spread = torch.arange(made.numel(), dtype=torch.float64, device=self.device) * GOLDEN % 1
+        made.copy_((0.25 + spread / 2).reshape(self.shape))
         if attempt and len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
             made.diagonal(dim1=-2, dim2=-1).add_(self.shape[-1])
         return made

@@ -19,6 +19,8 @@ from torch._C import (
     _is_fwd_grad_enabled,
     _set_fwd_grad_enabled,
     _set_grad_enabled,
+    _vmapmode_decrement_nesting,
+    _vmapmode_increment_nesting,
 )
 from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
 from torch._C._functorch import (  # type: ignore[attr-defined]
@@ -65,9 +67,9 @@ __all__ = [
     "GRAD",
     "JVP",
     "Level",
+    "OlderVmap",
     "SingleLevelFunction",
     "VMAP",
-    "add_batch",
     "alive",
     "apart",
     "at_level",
@@ -94,7 +96,6 @@ __all__ = [
     "tracked_and_fake",
     "transforms_active",
     "unwrap",
-    "unwrap_batch",
     "versions",
     "vjp_flat",
     "vmap_flat",
@@ -126,6 +127,14 @@ class Level:
         """Returns the batch size of a vmap level, and "error", "same" or "different"."""
         pointer = CVmapInterpreterPtr(self.raw)
         return pointer.batchSize(), pointer.randomness().name.lower()
+
+    def unwrap_batch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+        """Returns what a vmap level wraps, and which dimension is the batch; None if the level does not wrap it."""
+        return _unwrap_batched(tensor, self.number) if is_functorch_wrapped_tensor(tensor) else (tensor, None)
+
+    def add_batch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor, whose first dimension is the batch, wrapped by a vmap level."""
+        return _add_batch_dim(tensor, 0, self.number)
 
 
 class Lowered:
@@ -207,24 +216,44 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns the tangent that a plain tensor carries."""
-    if not forward_mode_active() or is_functorch_wrapped_tensor(tensor):
+    if not forward_mode_active() or is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
         return None
     with at_level(None):
         return dual_parts(tensor)[1]
 
 
+class OlderVmap:
+    """The vmap of `is_grads_batched` and gradcheck, which is no level of `torch.func`."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.number = _vmapmode_increment_nesting() - 1
+        _vmapmode_decrement_nesting()
+        self.size = next(self.unwrap_batch(t)[0].shape[0] for t in tensors if is_legacy_batchedtensor(t))
+
+    def batch(self) -> tuple[int, str]:
+        """Returns the batch size, and that random ops are refused."""
+        return self.size, "error"
+
+    def unwrap_batch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+        """Returns what is wrapped, with the batch as first dimension, and 0; None if it is not wrapped."""
+        if not is_legacy_batchedtensor(tensor):
+            return tensor, None
+        return torch._remove_batch_dim(tensor, self.number, 1, 0), 0
+
+    def add_batch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor wrapped, whose first dimension is the batch."""
+        return torch._add_batch_dim(tensor, 0, self.number)
+
+
 def in_older_vmap(tensors: Sequence[torch.Tensor]) -> bool:
-    """Returns whether the older vmap acts on one of the tensors or tangents: of `is_grads_batched` and gradcheck."""
-    if any(map(is_legacy_batchedtensor, tensors)):
-        return True
-    tangents = [_tangent(t) for t in tensors] if forward_mode_active() else ()
-    return any(tangent is not None and is_legacy_batchedtensor(tangent) for tangent in tangents)
+    """Returns whether the older vmap acts on one of the tensors."""
+    return any(map(is_legacy_batchedtensor, tensors))
 
 
 def has_wrapped_tangent(tensors: Sequence[torch.Tensor]) -> bool:
     """Returns whether a plain tensor carries a tangent that a transform acts on, as vmap of dual numbers makes it."""
     tangents = [_tangent(t) for t in tensors] if forward_mode_active() else ()
-    return any(tangent is not None and is_functorch_wrapped_tensor(tangent) for tangent in tangents)
+    return any(t is not None and (is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t)) for t in tangents)
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -328,18 +357,6 @@ def unwrap(tensor: torch.Tensor, level: Level | None) -> torch.Tensor:
 def wrap(tensor: torch.Tensor, level: Level | None) -> torch.Tensor:
     """Returns the tensor wrapped by a grad or jvp level."""
     return tensor if level is None else _wrap_for_grad(tensor, level.number)
-
-
-def unwrap_batch(tensor: torch.Tensor, level: Level) -> tuple[torch.Tensor, int | None]:
-    """Returns what a vmap level wraps, and which dimension is the batch; None if the level does not wrap it."""
-    if not is_functorch_wrapped_tensor(tensor):
-        return tensor, None
-    return _unwrap_batched(tensor, level.number)
-
-
-def add_batch(tensor: torch.Tensor, level: Level) -> torch.Tensor:
-    """Returns the tensor, whose first dimension is the batch, wrapped by a vmap level."""
-    return _add_batch_dim(tensor, 0, level.number)
 
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

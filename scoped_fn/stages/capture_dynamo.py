@@ -70,9 +70,10 @@ def _stand_in(node: Any) -> torch.Tensor:
 
 def _warn_about(side_effects: tuple[str, ...], source: Source) -> None:
     sources = [name for text in side_effects for name in re.findall(r"\"[^\"]*\"|'[^']*'(?=[,\]])", text)]
-    # An inlined compiled function puts tensors into its own copy of a module, and takes them out again.
-    sources = [name for name in sources if "_buffers" not in name and ".captured.source.call." not in name]
-    places = {n.strip("\"'").replace("L['source'].call", "self") for n in sources}
+    # `functional_call` puts tensors into another module than the one that is compiled, and takes them out again.
+    own = "L['source'].call"
+    sources = [name for name in sources if "_buffers" not in name and ("._parameters" not in name or own in name)]
+    places = {n.strip("\"'").replace(own, "self") for n in sources}
     warn_about_side_effects(source, sorted(places))
 
 

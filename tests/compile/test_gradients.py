@@ -100,13 +100,25 @@ def test_a_function_assembled_by_hand_refuses_second_derivatives_in_words() -> N
         gradient.sum().backward()
 
 
-def test_the_older_vmap_of_batched_cotangents_runs_eager_and_says_so() -> None:
+@BACKENDS
+def test_batched_cotangents_of_plain_autograd_stay_compiled(backend: str) -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    state, fn = compiled(lambda x: x**3, (x,))
-    with pytest.warns(UserWarning, match="a part that runs eager"):
-        (rows,) = torch.autograd.grad(fn(state, x)[1], x, torch.eye(2), is_grads_batched=True)
+    state, fn = compiled(lambda x: x**3, (x,), backend=backend)
+    (rows,) = torch.autograd.grad(fn(state, x)[1], x, torch.eye(2), is_grads_batched=True)
     assert_same(rows, torch.diag(3 * x.detach() ** 2))
-    assert fn.cache_info().eager_calls == 1
+    assert fn.cache_info().eager_calls == 0
+
+
+@BACKENDS
+@pytest.mark.parametrize("solve", [torch.linalg.inv, torch.linalg.cholesky, lambda a: torch.linalg.solve(a, a[0])])
+def test_a_singular_matrix_is_noticed_as_in_eager(solve: Any, backend: str) -> None:
+    x = torch.eye(2, dtype=torch.float64) * 2
+    state, fn = compiled(solve, (x,), backend=backend)
+    assert_same(fn(state, x)[1], solve(x))
+    with pytest.raises(torch.linalg.LinAlgError):
+        fn(state, torch.zeros(2, 2, dtype=torch.float64))
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch.func.grad(lambda x: fn(state, x)[1].sum())(torch.zeros(2, 2, dtype=torch.float64))
 
 
 def test_an_argument_changed_before_a_second_derivative_is_noticed() -> None:
