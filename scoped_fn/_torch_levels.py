@@ -151,16 +151,15 @@ class Lowered:
         self.level, self.within = level, within
 
     def __enter__(self) -> None:
-        grad, forward = torch.is_grad_enabled(), _is_fwd_grad_enabled()
-        self.modes = grad, forward
-        if self.within:
-            grad, forward = True, True
+        modes = self.modes = torch.is_grad_enabled(), _is_fwd_grad_enabled()
+        grad, forward = (True, True) if self.within else modes
         if self.level.kind == GRAD:
             grad = grad and CGradInterpreterPtr(self.level.raw).prevGradMode()
         elif self.level.kind == JVP:
             forward = forward and CJvpInterpreterPtr(self.level.raw).prevFwdGradMode()
-        _set_grad_enabled(grad)
-        _set_fwd_grad_enabled(forward)
+        if (grad, forward) != modes:
+            _set_grad_enabled(grad)
+            _set_fwd_grad_enabled(forward)
         self.saved = pop_dynamic_layer_stack()
 
     def __exit__(self, *error: object) -> None:
@@ -198,14 +197,15 @@ def tracked_and_fake(tensors: Sequence[torch.Tensor]) -> tuple[tuple[bool, ...],
     dual = forward_mode_active()
     tracked, fake = [], False
     for tensor in tensors:
-        wanted = False
+        wanted, differentiable = False, tensor.is_floating_point() or tensor.is_complex()
         while is_functorch_wrapped_tensor(tensor):
-            wanted = wanted or tensor.requires_grad or kinds.get(maybe_get_level(tensor)) == JVP
+            if not wanted:
+                wanted = tensor.requires_grad or kinds.get(maybe_get_level(tensor)) == JVP
             tensor = get_unwrapped(tensor)
         if type(tensor) not in PLAIN_TYPES:
             fake = fake or is_any_fake(tensor)
         wanted = wanted or tensor.requires_grad or (dual and _tangent(tensor) is not None)
-        tracked.append(wanted and (tensor.is_floating_point() or tensor.is_complex()))
+        tracked.append(wanted and differentiable)
     return tuple(tracked), fake
 
 
@@ -283,7 +283,9 @@ def alive(tensor: torch.Tensor) -> torch.Tensor:
 
 def highest_level(tensors: Sequence[torch.Tensor], *, every_vmap: bool = False) -> Level | None:
     """Returns the highest level that wraps one of the tensors, or is a vmap level; None if there is none."""
-    number = max(map(maybe_get_level, tensors), default=-1)
+    number, top = max(map(maybe_get_level, tensors), default=-1), peek_interpreter_stack()
+    if top is not None and top.level() == number:
+        return Level(top)
     for raw in reversed(get_interpreter_stack() or ()):
         if raw.level() == number or (every_vmap and raw.key() == VMAP):
             return Level(raw)
@@ -299,6 +301,8 @@ def innermost_level() -> Level | None:
 def kinds_of_levels(tensors: Sequence[torch.Tensor]) -> set[Any]:
     """Returns the kinds of all levels that wrap the tensors, at any depth."""
     numbers: set[int] = set()
+    if max(map(maybe_get_level, tensors), default=-1) < 1:
+        return {JVP} if forward_mode_active() else numbers
     for tensor in tensors:
         while is_functorch_wrapped_tensor(tensor):
             numbers.add(maybe_get_level(tensor))
@@ -314,10 +318,10 @@ def is_at(tensor: torch.Tensor, level: Level | None) -> bool:
 
 def at_level(level: Level | None) -> AbstractContextManager[Any]:
     """Lets work go on at a level, with the ones above it out of the way; None is plain torch."""
-    number = 0 if level is None else level.number
-    above = [Level(raw) for raw in get_interpreter_stack() or () if raw.level() > number]
-    if not above:
+    number, top = 0 if level is None else level.number, peek_interpreter_stack()
+    if top is None or top.level() <= number:
         return NOTHING
+    above = [Level(raw) for raw in get_interpreter_stack() or () if raw.level() > number]
     stack = ExitStack()
     for each in reversed(above):
         stack.enter_context(Lowered(each))
