@@ -19,7 +19,8 @@ from scoped_fn._pure import Pure
 from scoped_fn._root import Root
 from scoped_fn._specs import laid_out
 from scoped_fn._torch import batchable, compile_lock, partition_with_min_cut
-from scoped_fn._torch_levels import apart, vjp_flat
+from scoped_fn._torch_flat import vjp_flat
+from scoped_fn._torch_levels import apart
 from scoped_fn._trace import NotDerivableError, trace
 from scoped_fn._training import TrainingCode
 from scoped_fn._unused_outputs import without_tangents

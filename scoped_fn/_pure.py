@@ -18,7 +18,7 @@ from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, laid_out
 from scoped_fn._torch import compile_lock
-from scoped_fn._torch_levels import Flat, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
+from scoped_fn._torch_flat import Flat, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
 from scoped_fn._trace import NotDerivableError, probe, trace
 from scoped_fn.stages.compile_graph import compile_graph
 

@@ -1,4 +1,4 @@
-"""The second half of the door to private torch: the levels of `torch.func`, and forward mode.
+"""The door to private torch, second part: the levels of `torch.func`, and forward mode.
 
 Each transform that is being carried out is one level of a stack, with a number from 1 upwards. A tensor that a
 transform acts on is wrapped by its level; level 0 is plain torch.
@@ -7,7 +7,7 @@ transform acts on is wrapped by its level; level 0 is plain torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -29,14 +29,8 @@ from torch._C._functorch import (  # type: ignore[attr-defined]
     CVmapInterpreterPtr,
     TransformType,
     _add_batch_dim,
-    _grad_decrement_nesting,
-    _grad_increment_nesting,
-    _jvp_decrement_nesting,
-    _jvp_increment_nesting,
     _unwrap_batched,
     _unwrap_for_grad,
-    _vmap_decrement_nesting,
-    _vmap_increment_nesting,
     _wrap_for_grad,
     get_dynamic_layer_stack_depth,
     get_interpreter_stack,
@@ -50,7 +44,6 @@ from torch._C._functorch import (  # type: ignore[attr-defined]
     pop_dynamic_layer_stack,
     pop_dynamic_layer_stack_and_undo_to_depth,
     push_dynamic_layer_stack,
-    set_inplace_requires_grad_allowed,
     unwrap_if_dead,
 )
 from torch._functorch.eager_transforms import _autograd_grad
@@ -59,7 +52,6 @@ from torch._subclasses.fake_tensor import is_fake as is_any_fake
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 
-Flat = Callable[..., Sequence[torch.Tensor]]
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 GRAD, JVP, VMAP = TransformType.Grad, TransformType.Jvp, TransformType.Vmap
 
@@ -74,7 +66,6 @@ __all__ = [
     "apart",
     "at_level",
     "below",
-    "differentiable_flat",
     "dual_parts",
     "forward_mode_active",
     "graph_is_kept",
@@ -89,7 +80,6 @@ __all__ = [
     "is_last_backward",
     "is_transformed",
     "is_wrapped",
-    "jvp_flat",
     "kinds_of_levels",
     "make_dual",
     "single_level_allowed",
@@ -97,8 +87,6 @@ __all__ = [
     "transforms_active",
     "unwrap",
     "versions",
-    "vjp_flat",
-    "vmap_flat",
     "wrap",
 ]
 
@@ -372,112 +360,3 @@ def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]
 def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
     """Returns a tensor with a tangent."""
     return forward_ad.make_dual(primal, tangent)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def vmap_flat(
-    run: Flat, batch_size: int, batched: Sequence[bool], randomness: str, tensors: Sequence[torch.Tensor]
-) -> list[tuple[torch.Tensor, bool]]:
-    """Runs a function once for each index of the first dimension of the batched tensors.
-
-    Returns:
-        For each result the tensor, and whether its first dimension is the batch.
-    """
-    number = _vmap_increment_nesting(batch_size, randomness)
-    try:
-        given = [_add_batch_dim(t, 0, number) if b else t for t, b in zip(tensors, batched, strict=True)]
-        parts = [_unwrap_batched(out, number) for out in run(*given)]
-    finally:
-        _vmap_decrement_nesting()
-    return [(out if at in (None, 0) else out.movedim(at, 0), at is not None) for out, at in parts]
-
-
-def vjp_flat(
-    run: Flat, tensors: Sequence[torch.Tensor], wanted: Sequence[int], cotangents: Sequence[torch.Tensor | None]
-) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    """Returns the results, and the gradient for each wanted tensor, None where the results do not depend on it.
-
-    Args:
-        run: The function.
-        tensors: Its arguments.
-        wanted: Indices of the arguments to differentiate.
-        cotangents: One for each result; None leaves the result out.
-    """
-    number = _grad_increment_nesting()
-    try:
-        with torch.enable_grad():
-            outs, leaves = _run_with_leaves(run, tensors, wanted, number)
-            pairs = [
-                (out, cotangent)
-                for out, cotangent in zip(outs, cotangents, strict=True)
-                if cotangent is not None and _carries_gradient(out, number)
-            ]
-            grads: Sequence[torch.Tensor | None] = [None] * len(wanted)
-            if pairs and wanted:
-                ends, given = zip(*pairs, strict=True)
-                grads = torch.autograd.grad(ends, leaves, given, create_graph=True, allow_unused=True)
-            return (
-                [_unwrap_for_grad(out, number) for out in outs],
-                [None if grad is None else _unwrap_for_grad(grad, number) for grad in grads],
-            )
-    finally:
-        _grad_decrement_nesting()
-
-
-def differentiable_flat(run: Flat, tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> list[bool]:
-    """Returns for each result whether it depends on one of the wanted tensors differentiably."""
-    number = _grad_increment_nesting()
-    try:
-        with torch.enable_grad():
-            return [_carries_gradient(out, number) for out in _run_with_leaves(run, tensors, wanted, number)[0]]
-    finally:
-        _grad_decrement_nesting()
-
-
-def _run_with_leaves(
-    run: Flat, tensors: Sequence[torch.Tensor], wanted: Sequence[int], number: int
-) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
-    given = [_wrap_for_grad(tensor, number) for tensor in tensors]
-    leaves = [_leaf(given[i]) for i in wanted]
-    return run(*given), leaves
-
-
-def _carries_gradient(tensor: torch.Tensor, number: int) -> bool:
-    return is_gradtrackingtensor(tensor) and maybe_get_level(tensor) == number and tensor.requires_grad
-
-
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    set_inplace_requires_grad_allowed(True)
-    try:
-        return tensor.requires_grad_()
-    finally:
-        set_inplace_requires_grad_allowed(False)
-
-
-def jvp_flat(
-    run: Flat, tensors: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
-) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Returns each result of the function with its tangent; None where it has none.
-
-    Args:
-        run: The function.
-        tensors: Its arguments.
-        tangents: One for each argument; None for a constant.
-    """
-    number = _jvp_increment_nesting()
-    try:
-        with (
-            forward_ad._set_fwd_grad_enabled(True),
-            nullcontext() if forward_mode_active() else forward_ad.dual_level(),
-        ):
-            given = [_wrap_for_grad(tensor, number) for tensor in tensors]
-            duals = [
-                tensor if tangent is None else make_dual(tensor, _wrap_for_grad(tangent, number))
-                for tensor, tangent in zip(given, tangents, strict=True)
-            ]
-            parts = [dual_parts(out) for out in run(*duals)]
-            return [
-                (_unwrap_for_grad(out, number), None if tangent is None else _unwrap_for_grad(tangent, number))
-                for out, tangent in parts
-            ]
-    finally:
-        _jvp_decrement_nesting()

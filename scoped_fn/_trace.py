@@ -15,7 +15,8 @@ from scoped_fn._backends import Backend, decompositions, tracing_options
 from scoped_fn._checked_op import keep_checks
 from scoped_fn._specs import TensorSpec
 from scoped_fn._torch import fake_mode, functional_graph, make_fx, visible_mutations
-from scoped_fn._torch_levels import Flat, apart
+from scoped_fn._torch_flat import Flat
+from scoped_fn._torch_levels import apart
 
 Made = TypeVar("Made")
 

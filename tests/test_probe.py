@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from scoped_fn import _torch as door
+from scoped_fn import _torch_flat as flat
 from scoped_fn import _torch_levels as levels
 
-SOURCES = [Path(str(one.__file__)).read_text(encoding="utf-8") for one in (door, levels)]
+SOURCES = [Path(str(one.__file__)).read_text(encoding="utf-8") for one in (door, levels, flat)]
 
 
 def _imports() -> list[tuple[str, str | None]]:

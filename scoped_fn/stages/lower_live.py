@@ -17,7 +17,7 @@ from scoped_fn._graph import output_values
 from scoped_fn._live import Live
 from scoped_fn._specs import laid_out
 from scoped_fn._torch import ExportedGraph, compile_lock
-from scoped_fn._torch_levels import differentiable_flat, vjp_flat
+from scoped_fn._torch_flat import differentiable_flat, vjp_flat
 from scoped_fn._trace import NotDerivableError, probe, trace
 from scoped_fn.stages.captured import Captured
 
