@@ -49,7 +49,7 @@ def call(pure: Pure, tensors: Tensors) -> Tensors:
 
 def differentiable_call(job: Job, tensors: Tensors, wanted: tuple[int, ...]) -> Tensors:
     """Returns the results of a job for plain tensors, of which the `wanted` ones require a gradient."""
-    return Task(evaluate, job, None, wanted).apply(tensors)
+    return Task(evaluate, job, None, wanted).apply(tensors)[0]
 
 
 def evaluate(job: Job, tensors: Tensors) -> Results:
@@ -97,9 +97,8 @@ def _grad(job: Job, tensors: Tensors, level: Level | None) -> Results:
     if not wanted:
         with below(level):
             return evaluate(job, [unwrap(tensor, level) for tensor in tensors])
-    task = Task(evaluate, job, level, wanted)
-    results = task.apply(tensors)
-    return results, task.extras if job.halves or job.above else None
+    results, extras = Task(evaluate, job, level, wanted).apply(tensors)
+    return results, extras if job.halves or job.above else None
 
 
 def _jvp(job: Job, tensors: Tensors, level: Level | None) -> Results:
@@ -136,7 +135,7 @@ def _dual_grad(job: Job, tensors: Tensors) -> Results:
     task = Task(evaluate, Job(lambda: made, len(flat), job.random), None, wanted)
     task.dual = Task(evaluate, job.without_value(), None, tuple(i for i in wanted if i < job.count))
     task.dual_tensors = tensors[: job.count]
-    return _duals(task.apply(flat), out_mask, None), None
+    return _duals(task.apply(flat)[0], out_mask, None), None
 
 
 def _vmap(job: Job, tensors: Tensors, level: Level | OlderVmap) -> Results:

@@ -51,11 +51,12 @@ class Task:
         self.dual: Task | None = None
         self.dual_tensors: Tensors = ()
 
-    def apply(self, tensors: Tensors) -> Tensors:
-        """Returns the results, hung into the graph of the level."""
+    def apply(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
+        """Returns the results, hung into the graph of the level, and the saved tensors."""
         with single_level_allowed():
             results: Tensors = Node.apply(self, *tensors)  # type: ignore[attr-defined]
-        return results
+        extras, self.extras = self.extras, None  # from here on the node keeps them, and drops them after its backward
+        return results, extras or ()
 
     def forward(self, tensors: Tensors) -> Tensors:
         """Returns the results, computed below the level."""
@@ -133,7 +134,7 @@ class Node(SingleLevelFunction):
             cotangents = (*[None] * count, *cotangents[count:])
         _add(result, task, ctx.arguments, cotangents, extras, ctx.versions)
         if not graph_is_kept():
-            ctx.arguments = ()
+            ctx.arguments, task.dual_tensors = (), ()
         return (None, *result)
 
 
