@@ -95,8 +95,8 @@ class CompiledFn:
 
     @property
     def has_captured_passes(self) -> bool:
-        """Whether passes changed the captured graph."""
-        return self._plan is not None and self._plan.passes.captured is not identity
+        """Whether passes changed the captured graph, or may have: it was assembled by hand."""
+        return self._plan is None or self._plan.passes.captured is not identity
 
     def cache_info(self) -> CacheInfo:
         """Returns how often this function was captured, compiled and called."""

@@ -54,6 +54,7 @@ def attention(
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    query, key, value = (_as_autocast_does(tensor) for tensor in (query, key, value))
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -63,9 +64,10 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    weights = torch.softmax(scores, -1)
-    if attn_mask is not None:
-        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    if attn_mask is None:
+        return (torch.softmax(scores, -1) @ _wide(value)).to(query.dtype)
+    nothing = (scores == -math.inf).all(-1, keepdim=True)  # the softmax of such a row is NaN, and so is its derivative
+    weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
     return (weights @ _wide(value)).to(query.dtype)
 
 
@@ -132,6 +134,13 @@ def _instance_norm(
     use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool,
 ) -> torch.Tensor:  # fmt: skip
     return instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+def _as_autocast_does(x: torch.Tensor) -> torch.Tensor:
+    device = x.device.type
+    return (
+        x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) and x.dtype is torch.float32 else x
+    )
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scoped_fn._errors import SpecError
-from scoped_fn.state import CompilerState, FrozenDict
+from scoped_fn.state import CompilerState, FrozenDict, OwnershipError
 
 if TYPE_CHECKING:
     from scoped_fn._compiled import CompiledFn
@@ -31,10 +31,21 @@ def inlined(
             f"Expected {source.name} to be compiled without captured passes where another function that is traced "
             "calls it, got some. Give the passes to the outer compile."
         )
+    if fn.owner not in state.owners:
+        raise OwnershipError(
+            f"Expected a state that holds {source.name}, owner {fn.owner}, got owners {list(state.owners)}. "
+            "Pass the state that compile returned, or a later one."
+        )
     if not source.is_module:
         return state, source.call(*args, **kwargs)
     params: Mapping[str, torch.Tensor] = args[0]
     held = {source.aliases.get(name, name): tensor for name, tensor in params.items()}
+    wrong = [name for name in {**source.params, **held} if name not in source.params or name not in held]
+    if wrong:
+        raise SpecError(
+            f"Expected params of {source.name} named {', '.join(source.params)}, got {wrong[0]!r} missing or unknown. "
+            "Pass fn.params, or your own dict with the same names."
+        )
     for name in source.buffers:
         held[name] = state.buffers[fn.owner][name].clone()
     out = torch.func.functional_call(source.call, held, args[1:], kwargs)  # type: ignore[arg-type]

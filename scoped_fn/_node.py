@@ -17,6 +17,7 @@ from scoped_fn._torch_levels import (
     alive,
     below,
     graph_is_kept,
+    is_at,
     is_dead,
     is_last_backward,
     kinds_of_levels,
@@ -53,6 +54,9 @@ class Task:
 
     def apply(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
         """Returns the results, hung into the graph of the level, and the saved tensors."""
+        level = self.level
+        if level is not None:  # a tensor of a lower level may have a tangent there, which is not this level's business
+            tensors = [tensor if is_at(tensor, level) else wrap(tensor, level) for tensor in tensors]
         with single_level_allowed():
             results: Tensors = Node.apply(self, *tensors)  # type: ignore[attr-defined]
         extras, self.extras = self.extras, None  # from here on the node keeps them, and drops them after its backward
@@ -155,7 +159,7 @@ def _add(
     every = [*tensors[: task.job.count], *given, *extras]
     if any(map(is_dead, every)):
         every = [alive(tensor) for tensor in every]
-    if is_last_backward(task.level, every):
+    if is_last_backward(task.level, tensors[task.wanted[0]]):
         with below(task.level):
             grads = task.evaluate(job, [unwrap(tensor, task.level) for tensor in every])[0]
     else:

@@ -19,6 +19,7 @@ from scoped_fn._source import Source, buffer_places, unset_buffers
 from scoped_fn._specs import TensorSpec, spec_of
 from scoped_fn._structure import Structure
 from scoped_fn._torch import compile_lock
+from scoped_fn._torch_levels import is_wrapped
 from scoped_fn._variants import inference_variant, training_variant, transform_variant
 from scoped_fn.stages.apply import apply_at
 from scoped_fn.stages.capture import capture_call, describe_inputs
@@ -204,6 +205,8 @@ def resolve_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:
 
 def _same_tensor(left: Any, right: Any) -> bool:
     if left is right or not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+        return left is right
+    if left is right or is_wrapped(left) or is_wrapped(right):
         return left is right
     return left.data_ptr() == right.data_ptr() and left.shape == right.shape and left.stride() == right.stride()
 

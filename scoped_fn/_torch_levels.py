@@ -23,6 +23,12 @@ from torch._C import (
     _vmapmode_increment_nesting,
 )
 from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
+from torch._C._autograd import (
+    _saved_tensors_hooks_disable,
+    _saved_tensors_hooks_enable,
+    _saved_tensors_hooks_get_disabled_error_message,
+    _saved_tensors_hooks_is_enabled,
+)
 from torch._C._functorch import (  # type: ignore[attr-defined]
     CGradInterpreterPtr,
     CJvpInterpreterPtr,
@@ -37,7 +43,6 @@ from torch._C._functorch import (  # type: ignore[attr-defined]
     get_unwrapped,
     is_dead_tensor_wrapper,
     is_functorch_wrapped_tensor,
-    is_gradtrackingtensor,
     is_legacy_batchedtensor,
     maybe_get_level,
     peek_interpreter_stack,
@@ -246,15 +251,17 @@ def has_wrapped_tangent(tensors: Sequence[torch.Tensor]) -> bool:
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Returns how often each tensor was changed in place."""
-    return [tensor._version for tensor in tensors]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def is_last_backward(level: Level | None, tensors: Sequence[torch.Tensor]) -> bool:
+def is_last_backward(level: Level | None, argument: torch.Tensor) -> bool:
     """Returns whether the backward that runs is that of `torch.func.grad` itself for a level.
+
+    Not if the level has ended: another may have its number by now, but does not wrap what it wrapped.
 
     It is the last thing that happens at the level, so what it computes there is not differentiated there again.
     """
-    if level is None or not any(is_gradtrackingtensor(t) and maybe_get_level(t) == level.number for t in tensors):
+    if level is None or maybe_get_level(argument) != level.number:
         return False
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code is not torch.autograd.grad.__code__:
@@ -321,15 +328,20 @@ def apart() -> Iterator[None]:
     """Lets a capture or a derivation go on in plain torch, and leaves torch as it was, whatever fails inside.
 
     A graph that holds transforms leaves their levels behind when it fails; and with a forward-mode level open some fake
-    operations of torch fail and leave dispatch keys excluded.
+    operations of torch fail and leave dispatch keys excluded. Levels refuse saved-tensor hooks, which checkpoint regions
+    use; a trace apart from the levels may use them.
     """
     with at_level(None):
         depth, duals = get_dynamic_layer_stack_depth(), forward_ad._current_level
+        hooks_refused = None if _saved_tensors_hooks_is_enabled() else _saved_tensors_hooks_get_disabled_error_message()
+        _saved_tensors_hooks_enable()
         guard = _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set())
         try:
             with guard:
                 yield
         finally:
+            if hooks_refused is not None:
+                _saved_tensors_hooks_disable(hooks_refused)
             if get_dynamic_layer_stack_depth() > depth:
                 pop_dynamic_layer_stack_and_undo_to_depth(depth)
             while forward_ad._current_level > duals:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.fx
+from torch.utils._pytree import tree_leaves
 
 from scoped_fn._ambient import without_autocast
 from scoped_fn._autograd_graph import custom_nodes
@@ -26,19 +27,24 @@ class NotDerivableError(Exception):
 
 
 def probe(run: Callable[..., Any], specs: Sequence[TensorSpec], *, dual: bool) -> Any:
-    """Runs a function on tensors without data; on examples if `dual`: it uses forward mode.
+    """Runs a function on tensors without data, or, if `dual` (it uses forward mode), on examples where that fails.
 
-    In forward mode torch loses the device of tensors without data, or breaks (pytorch #185718).
+    In forward mode torch may lose the device of tensors without data, or fail (pytorch #185718).
 
     Raises:
         NotDerivableError: It cannot be run so.
     """
     try:
         with _apart():
-            if dual:
-                return _on_examples(run, specs)
-            with fake_mode():
-                return run(*(spec.fake() for spec in specs))
+            try:
+                with fake_mode():
+                    found = run(*(spec.fake() for spec in specs))
+                return _checked(found, tree_leaves(found))
+            except Exception:
+                if not dual:
+                    raise
+        with _apart():
+            return _on_examples(run, specs)
     except Exception as error:
         raise NotDerivableError(str(error)) from error
 
@@ -55,16 +61,35 @@ def trace(
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return list(run(*tensors))
 
-    table, mode = {**visible_mutations(), **decompositions(backend)}, fake_mode()
     try:
+        try:
+            with _apart(), tracing_options(backend, torch_rng=torch_rng):
+                return _trace(flat, specs, backend)
+        except Exception:
+            if not dual:
+                raise
         with _apart(), tracing_options(backend, torch_rng=torch_rng):
-            seen: Flat = _on_examples(lambda *t: _functional(flat, t), specs) if dual else flat
-            with mode:
-                fakes = [spec.fake() for spec in specs]
-                gm = make_fx(lambda *t: seen(*t), decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
-                return functional_graph(keep_checks(gm), fakes)
+            seen = _on_examples(lambda *t: _functional(flat, t), specs)
+            return _trace(lambda *t: seen(*t), specs, backend)
     except Exception as error:
         raise NotDerivableError(str(error)) from error
+
+
+def _trace(run: Flat, specs: Sequence[TensorSpec], backend: Backend) -> torch.fx.GraphModule:
+    table = {**visible_mutations(), **decompositions(backend)}
+    with fake_mode():
+        fakes = [spec.fake() for spec in specs]
+        gm = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+        gm = functional_graph(keep_checks(gm), fakes)
+    return _checked(gm, [node.meta.get("val") for node in gm.graph.nodes])
+
+
+def _checked(result: Made, values: Sequence[Any]) -> Made:
+    """Returns the result; raises if torch lost the device of a tensor without data."""
+    for value in tree_leaves(list(values)):
+        if isinstance(value, torch.Tensor) and value.device.type == "meta":
+            raise NotDerivableError("a tensor without data lost its device")
+    return result
 
 
 def _functional(flat: Flat, tensors: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
