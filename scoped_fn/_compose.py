@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scoped_fn._errors import RandomOpError
 from scoped_fn._halves import Value
 from scoped_fn._job import Job, Results, Tensors
 from scoped_fn._node import Task
@@ -83,10 +84,13 @@ def _unknown(job: Job, tensors: Tensors, level: Level) -> Results:
 
 
 def _plain(job: Job, tensors: Tensors, level: None) -> Results:
-    dual = forward_mode_active() and any(dual_parts(t)[1] is not None for t in tensors[: job.count])
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors[: job.count]):
-        return _dual_grad(job, tensors) if dual else _grad(job, tensors, None)
-    return _jvp(job, tensors, None) if dual else job.launch(tensors)
+        return _grad(job, tensors, None)
+    return _jvp(job, tensors, None) if _has_tangent(tensors[: job.count], None) else job.launch(tensors)
+
+
+def _has_tangent(tensors: Tensors, level: Level | None) -> bool:
+    return forward_mode_active() and any(_parts(tensors, level)[0])
 
 
 def _grad(job: Job, tensors: Tensors, level: Level | None) -> Results:
@@ -94,6 +98,8 @@ def _grad(job: Job, tensors: Tensors, level: Level | None) -> Results:
     if torch.is_grad_enabled():
         own = tensors[: job.count]
         wanted = tuple([i for i, tensor in enumerate(own) if tensor.requires_grad and is_at(tensor, level)])
+    if _has_tangent(tensors[: job.count], level):  # dual numbers, not made by a jvp level
+        return _dual_grad(job, tensors, level) if wanted else _jvp(job, tensors, level)
     if not wanted:
         with below(level):
             return evaluate(job, [unwrap(tensor, level) for tensor in tensors])
@@ -127,13 +133,13 @@ def _duals(inner: Tensors, out_mask: tuple[bool, ...], level: Level | None) -> l
     return [o if t is None else make_dual(wrap(o, level), wrap(t, level)) for o, t in duals]
 
 
-def _dual_grad(job: Job, tensors: Tensors) -> Results:
-    """Runs a job on plain tensors of which some have a tangent and some require a gradient."""
-    mask, flat = _parts(tensors[: job.count], None)
+def _dual_grad(job: Job, tensors: Tensors, level: Level | None) -> Results:
+    """Runs a job on tensors of which, at one level, some have a tangent and some require a gradient."""
+    mask, flat = _parts(tensors[: job.count], level)
     made, out_mask = job.pure().jvped(mask)
-    wanted = tuple(i for i, tensor in enumerate(flat) if tensor.requires_grad)
-    task = Task(evaluate, Job(lambda: made, len(flat), job.random), None, wanted)
-    task.dual = Task(evaluate, job.without_value(), None, tuple(i for i in wanted if i < job.count))
+    wanted = tuple(i for i, tensor in enumerate(flat) if tensor.requires_grad and is_at(tensor, level))
+    task = Task(evaluate, Job(lambda: made, len(flat), job.random), level, wanted)
+    task.dual = Task(evaluate, job.without_value(), level, tuple(i for i in wanted if i < job.count))
     task.dual_tensors = tensors[: job.count]
     return _duals(task.apply(flat)[0], out_mask, None), None
 
@@ -150,7 +156,7 @@ def _vmap(job: Job, tensors: Tensors, level: Level | OlderVmap) -> Results:
                 raise
             try:  # the value's graph cannot be batched; perhaps the function can
                 peeled, given = over.job(job.without_value())
-            except NotDerivableError:
+            except (NotDerivableError, RandomOpError):
                 return _one_by_one(job, over, level)
         outs, extras = evaluate(peeled, inner)
     every = [*outs, *extras] if extras else outs

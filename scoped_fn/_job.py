@@ -10,6 +10,7 @@ import torch
 
 from scoped_fn._halves import Halves, Value
 from scoped_fn._pure import Pure
+from scoped_fn._torch_levels import forward_mode_active, transforms_active
 
 Tensors = Sequence[torch.Tensor]
 Results = tuple[Tensors, Tensors | None]
@@ -52,7 +53,9 @@ class Job:
     def run_eager(self, tensors: Tensors, reason: Exception) -> Results:
         """Runs the function itself, operation by operation, under the levels that there are: right, not compiled."""
         pure = self.pure()
-        results = list(pure.run(*tensors[: self.count]))
+        plain = transforms_active() is None and not forward_mode_active()
+        run = pure.by_autograd if plain and pure.by_autograd is not None else pure.run
+        results = list(run(*tensors[: self.count]))
         pure.shop.memo.eager_calls += 1
         why = str(reason).strip().splitlines()
         warnings.warn(

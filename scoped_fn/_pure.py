@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from scoped_fn._backends import Backend, Code, GraphRole
+from scoped_fn._errors import RandomOpError
 from scoped_fn._graph import Graph
 from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
@@ -53,12 +55,14 @@ class Pure:
         buffers: Indices of arguments that the model may change in place; a batched version may want them batched.
         shop: What it shares with the functions it was derived from.
         dual: Whether it uses forward mode.
+        by_autograd: The same for plain tensors by plain autograd, where there is one.
     """
 
     def __init__(
         self, run: Flat, specs: Sequence[TensorSpec], shop: Shop, buffers: Sequence[int] = (), *, dual: bool = False
     ) -> None:
         self.run, self.specs, self.shop, self.buffers, self.dual = run, tuple(specs), shop, tuple(buffers), dual
+        self.by_autograd: Flat | None = None
         self._made: dict[Key, Any] = {}
 
     def once(self, key: Key, make: Callable[[], Made]) -> Made:
@@ -162,6 +166,7 @@ class Pure:
 
     def reached(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[int, ...]:
         """Returns those of the `wanted` arguments that the `used` results depend on."""
+        self._refuse_to_draw_again()
         return self.once(("reached", wanted, used), lambda: self._reached(wanted, used))
 
     def _reached(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[int, ...]:
@@ -170,8 +175,21 @@ class Pure:
         return tuple(i for i, grad in zip(wanted, found, strict=True) if grad is not None)
 
     def vjp(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> Pure:
-        """Returns the function (arguments, cotangents of the `used` results) -> gradients of the `wanted` arguments."""
+        """Returns the function (arguments, cotangents of the `used` results) -> gradients of the `wanted` arguments.
+
+        Raises:
+            RandomOpError: The function draws random numbers, which would be others than those of the forward.
+        """
+        self._refuse_to_draw_again()
         return self.once(("vjp", wanted, used), lambda: self._vjp(wanted, used))
+
+    def _refuse_to_draw_again(self) -> None:
+        if self.shop.torch_rng:
+            raise RandomOpError(
+                f"Expected a first derivative of {self.shop.name}, which draws from torch's generators, got a request "
+                "for more, which would draw other numbers. Compile the function that takes the derivative, or turn "
+                "the random operations off."
+            )
 
     def _vjp(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> Pure:
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -181,7 +199,23 @@ class Pure:
             ]
 
         specs = [*self.specs, *(self.outputs[i] for i in used)]
-        return self._derived(run, specs)
+        made = self._derived(run, specs)
+        made.by_autograd = partial(self._pull_by_autograd, wanted, used)
+        return made
+
+    def _pull_by_autograd(
+        self, wanted: tuple[int, ...], used: tuple[int, ...], *tensors: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Returns what `vjp` gives for plain tensors, by plain autograd, which takes what torch.func refuses."""
+        count = len(self.specs)
+        with torch.enable_grad():
+            own = [tensor if tensor.requires_grad else tensor.detach().requires_grad_(i in wanted)
+                   for i, tensor in enumerate(tensors[:count])]  # fmt: skip
+            outs = self.run(*own)
+            pairs = [(outs[i], cotangent) for i, cotangent in zip(used, tensors[count:], strict=True)]
+            ends, given = zip(*[(out, cotangent) for out, cotangent in pairs if out.requires_grad], strict=True)
+            found = torch.autograd.grad(ends, [own[i] for i in wanted], given, create_graph=True, allow_unused=True)
+        return [torch.zeros_like(own[i]) if g is None else g for i, g in zip(wanted, found, strict=True)]
 
     def _derived(self, run: Flat, specs: Sequence[TensorSpec]) -> Pure:
         return Pure(run, specs, self.shop, self.buffers, dual=self.dual)

@@ -74,14 +74,14 @@ def says_everything(gm: torch.fx.GraphModule) -> bool:
     Not if there is a custom Function: a graph holds its backward as it is run once, without the rules of custom
     Functions inside. Nor if the model uses transforms: the graph names their levels by number.
     """
-    nodes = list(gm.graph.nodes)
     parts = [part for part in gm.children() if isinstance(part, torch.fx.GraphModule)]
-    known = not any(node.target is CUSTOM or "_functorch" in str(_module(node.target)) for node in nodes)
-    return known and all(map(says_everything, parts))
+    custom = any(node.target is CUSTOM for node in gm.graph.nodes)
+    return not custom and not uses_transforms(gm) and all(map(says_everything, parts))
 
 
-def _module(target: Any) -> Any:
-    return getattr(target, "__module__", None)
+def uses_transforms(gm: torch.fx.GraphModule) -> bool:
+    """Returns whether a captured graph enters levels of `torch.func`."""
+    return any("_functorch" in str(getattr(node.target, "__module__", None)) for node in gm.graph.nodes)
 
 
 def transformable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:

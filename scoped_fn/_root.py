@@ -20,7 +20,8 @@ from scoped_fn._trace import NotDerivableError, first_rules_are_all, probe
 from scoped_fn._training import TrainingCode, training_code
 from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
-from scoped_fn.stages.lower import lower_inference
+from scoped_fn.stages.effects import draws
+from scoped_fn.stages.lower import Inference, lower_inference
 from scoped_fn.state import init_state
 
 
@@ -36,8 +37,9 @@ class Root(Pure):
 
     def __init__(self, captured: Captured, plan: Plan, memo: Memo, ambient: Ambient) -> None:
         self.captured, self.plan, self.ambient = captured, plan, ambient
-        shop = Shop(captured.source.name, plan.backend, captured.rng == "torch", memo)
-        self.new_buffers = self._changed_buffers() if captured.source.buffers else ()
+        lowered = self._lowered() if captured.source.buffers or captured.rng == "torch" else None
+        self.new_buffers = lowered.new_buffers if lowered else ()
+        shop = Shop(captured.source.name, plan.backend, lowered is not None and draws(lowered.graph.gm), memo)
         specs = [replace(spec, requires_grad=False) for spec in captured.specs]
         params, buffers = len(captured.source.params), len(captured.source.buffers)
         super().__init__(self._function(specs), specs, shop, range(params, params + buffers))
@@ -57,9 +59,9 @@ class Root(Pure):
             return replay if first_rules_are_all(live, specs, wanted) else live
         return live
 
-    def _changed_buffers(self) -> tuple[str, ...]:
+    def _lowered(self) -> Inference:
         with apart(), torch.no_grad(), self.ambient.restored():
-            return lower_inference(init_state(), self.captured)[1].new_buffers
+            return lower_inference(init_state(), self.captured)[1]
 
     def training(self, wanted: tuple[int, ...]) -> TrainingCode | None:
         """Returns code of forward and backward, compiled as for plain autograd, and shared with it where that exists.

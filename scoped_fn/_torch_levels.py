@@ -23,7 +23,7 @@ from torch._C import (
     _vmapmode_increment_nesting,
 )
 from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
-from torch._C._autograd import (
+from torch._C._autograd import (  # type: ignore[attr-defined]
     _saved_tensors_hooks_disable,
     _saved_tensors_hooks_enable,
     _saved_tensors_hooks_get_disabled_error_message,
@@ -328,8 +328,8 @@ def apart() -> Iterator[None]:
     """Lets a capture or a derivation go on in plain torch, and leaves torch as it was, whatever fails inside.
 
     A graph that holds transforms leaves their levels behind when it fails; and with a forward-mode level open some fake
-    operations of torch fail and leave dispatch keys excluded. Levels refuse saved-tensor hooks, which checkpoint regions
-    use; a trace apart from the levels may use them.
+    operations of torch fail and leave dispatch keys excluded. Levels refuse saved-tensor hooks, which checkpoint
+    regions use; a trace apart from the levels may use them.
     """
     with at_level(None):
         depth, duals = get_dynamic_layer_stack_depth(), forward_ad._current_level

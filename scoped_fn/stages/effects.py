@@ -105,6 +105,11 @@ def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
             )
 
 
+def draws(gm: torch.fx.GraphModule) -> bool:
+    """Returns whether a graph draws random numbers."""
+    return any(map(_draws, gm.graph.nodes))
+
+
 def _draws(node: torch.fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
