@@ -200,6 +200,7 @@ class Pure:
 
         specs = [*self.specs, *(self.outputs[i] for i in used)]
         made = self._derived(run, specs)
+        made._made["outputs",] = tuple(self.specs[i].dense() for i in wanted)
         made.by_autograd = partial(self._pull_by_autograd, wanted, used)
         return made
 
@@ -211,7 +212,7 @@ class Pure:
         with torch.enable_grad():
             own = [tensor if tensor.requires_grad else tensor.detach().requires_grad_(i in wanted)
                    for i, tensor in enumerate(tensors[:count])]  # fmt: skip
-            outs = self.run(*own)
+            outs = (self.by_autograd or self.run)(*own)
             pairs = [(outs[i], cotangent) for i, cotangent in zip(used, tensors[count:], strict=True)]
             ends, given = zip(*[(out, cotangent) for out, cotangent in pairs if out.requires_grad], strict=True)
             found = torch.autograd.grad(ends, [own[i] for i in wanted], given, create_graph=True, allow_unused=True)

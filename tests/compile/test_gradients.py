@@ -110,6 +110,9 @@ def test_batched_cotangents_of_plain_autograd_stay_compiled(backend: str) -> Non
     assert fn.cache_info().eager_calls == 0
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="torch before 2.13 drops the check for singular matrices while it traces"
+)
 @BACKENDS
 @pytest.mark.parametrize("solve", [torch.linalg.inv, torch.linalg.cholesky, lambda a: torch.linalg.solve(a, a[0])])
 def test_a_singular_matrix_is_noticed_as_in_eager(solve: Any, backend: str) -> None:
