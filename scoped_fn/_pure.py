@@ -208,7 +208,7 @@ class Pure:
         self, wanted: tuple[int, ...], used: tuple[int, ...], *tensors: torch.Tensor
     ) -> list[torch.Tensor]:
         """Returns what `vjp` gives for plain tensors, by plain autograd, which takes what torch.func refuses."""
-        count = len(self.specs)
+        count, kept = len(self.specs), torch.is_grad_enabled()
         with torch.enable_grad():
             own = [tensor if tensor.requires_grad else tensor.detach().requires_grad_(i in wanted)
                    for i, tensor in enumerate(tensors[:count])]  # fmt: skip
@@ -216,7 +216,8 @@ class Pure:
             pairs = [(outs[i], cotangent) for i, cotangent in zip(used, tensors[count:], strict=True)]
             ends, given = zip(*[(out, cotangent) for out, cotangent in pairs if out.requires_grad], strict=True)
             found = torch.autograd.grad(ends, [own[i] for i in wanted], given, create_graph=True, allow_unused=True)
-        return [torch.zeros_like(own[i]) if g is None else g for i, g in zip(wanted, found, strict=True)]
+        grads = [torch.zeros_like(own[i]) if g is None else g for i, g in zip(wanted, found, strict=True)]
+        return grads if kept else [grad.detach() for grad in grads]
 
     def _derived(self, run: Flat, specs: Sequence[TensorSpec]) -> Pure:
         return Pure(run, specs, self.shop, self.buffers, dual=self.dual)
