@@ -67,6 +67,8 @@ def vmap(
 
 def _shared(state: CompilerState) -> CompilerState:
     """Returns the state; raises if it differs from index to index."""
+    if torch.compiler.is_dynamo_compiling():
+        return state  # torch itself refuses what leaves vmap with a batch
     level = innermost_level()
     if any(is_at(leaf, level) for leaf in pytree.tree_leaves(state)):
         raise SpecError(

@@ -18,7 +18,7 @@ from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
 from scoped_fn._specs import PLAIN_TYPES, laid_out, plain
 from scoped_fn._structure import Structure, flatten
-from scoped_fn._torch import in_transform, jit_is_tracing
+from scoped_fn._torch import in_transform, jit_is_tracing, tracing_proxies
 from scoped_fn._torch_levels import (
     alive,
     apart,
@@ -136,9 +136,9 @@ class CompiledFn:
             return self._plain(state, tensors, structure)
 
     def is_transformed(self, tensors: list[torch.Tensor]) -> bool:
-        """Returns whether a transform acts on a call with these tensors."""
+        """Returns whether a transform acts on a call with these tensors, or records it."""
         if not in_transform():
-            return False
+            return tracing_proxies() is not None
         return is_transformed(tensors) or (self.captured.rng == "torch" and in_vmap())
 
     def _plain(

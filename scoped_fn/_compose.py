@@ -16,6 +16,7 @@ from scoped_fn._halves import Value
 from scoped_fn._job import Job, Results, Tensors
 from scoped_fn._node import Task
 from scoped_fn._pure import Batch, Pure
+from scoped_fn._torch import call_as_node, tracing_proxies
 from scoped_fn._torch_levels import (
     GRAD,
     JVP,
@@ -86,7 +87,22 @@ def _unknown(job: Job, tensors: Tensors, level: Level) -> Results:
 def _plain(job: Job, tensors: Tensors, level: None) -> Results:
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors[: job.count]):
         return _grad(job, tensors, None)
-    return _jvp(job, tensors, None) if _has_tangent(tensors[: job.count], None) else job.launch(tensors)
+    if _has_tangent(tensors[: job.count], None):
+        return _jvp(job, tensors, None)
+    return job.launch(tensors) if tracing_proxies() is None else _as_node(job, tensors)
+
+
+def _as_node(job: Job, tensors: Tensors) -> Results:
+    """Launches a job while a graph is being recorded: the call becomes one node, which takes tensors of any levels."""
+    counts: list[int] = []
+
+    def run(given: Tensors) -> Tensors:
+        outs, extras = evaluate(job, given)
+        counts[:] = [len(outs)] if extras is None else [len(outs), len(extras)]
+        return [*outs, *(extras or ())]
+
+    results = call_as_node(run, list(tensors))
+    return results[: counts[0]], results[counts[0] :] if len(counts) > 1 else None
 
 
 def _has_tangent(tensors: Tensors, level: Level | None) -> bool:

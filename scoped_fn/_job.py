@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from scoped_fn._errors import CaptureError
 from scoped_fn._halves import Halves, Value
 from scoped_fn._pure import Pure
 from scoped_fn._torch_levels import forward_mode_active, transforms_active
+from scoped_fn._trace import NotDerivableError
 
 Tensors = Sequence[torch.Tensor]
 Results = tuple[Tensors, Tensors | None]
@@ -52,6 +54,14 @@ class Job:
 
     def run_eager(self, tensors: Tensors, reason: Exception) -> Results:
         """Runs the function itself, operation by operation, under the levels that there are: right, not compiled."""
+        try:
+            return self._run_eager(tensors, reason), None
+        except NotDerivableError as error:
+            raise CaptureError(
+                f"Expected a function that runs under this transform, got: {error}. Check that eager runs it."
+            ) from error
+
+    def _run_eager(self, tensors: Tensors, reason: Exception) -> Tensors:
         pure = self.pure()
         plain = transforms_active() is None and not forward_mode_active()
         run = pure.by_autograd if plain and pure.by_autograd is not None else pure.run
@@ -63,4 +73,4 @@ class Job:
             f"{why[0] if why else type(reason).__name__}. The result is right; cache_info().eager_calls counts them.",
             stacklevel=2,
         )
-        return results, None
+        return results

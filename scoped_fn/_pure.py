@@ -199,8 +199,7 @@ class Pure:
             ]
 
         specs = [*self.specs, *(self.outputs[i] for i in used)]
-        made = self._derived(run, specs)
-        made._made["outputs",] = tuple(self.specs[i].dense() for i in wanted)
+        made = self._derived(run, specs).with_outputs(tuple(self.specs[i].dense() for i in wanted))
         made.by_autograd = partial(self._pull_by_autograd, wanted, used)
         return made
 
@@ -214,10 +213,21 @@ class Pure:
                    for i, tensor in enumerate(tensors[:count])]  # fmt: skip
             outs = (self.by_autograd or self.run)(*own)
             pairs = [(outs[i], cotangent) for i, cotangent in zip(used, tensors[count:], strict=True)]
-            ends, given = zip(*[(out, cotangent) for out, cotangent in pairs if out.requires_grad], strict=True)
+            pairs = [(out, cotangent) for out, cotangent in pairs if out.requires_grad]
+            if not pairs:
+                raise RuntimeError(
+                    f"Expected gradients of {self.shop.name} that can be differentiated, got some that cannot, such as "
+                    "those of a backward marked with @once_differentiable. Take one derivative."
+                )
+            ends, given = zip(*pairs, strict=True)
             found = torch.autograd.grad(ends, [own[i] for i in wanted], given, create_graph=True, allow_unused=True)
         grads = [torch.zeros_like(own[i]) if g is None else g for i, g in zip(wanted, found, strict=True)]
         return grads if kept else [grad.detach() for grad in grads]
+
+    def with_outputs(self, outputs: tuple[TensorSpec, ...]) -> Pure:
+        """Returns this function, whose results' specs are known without a probe."""
+        self._made["outputs",] = outputs
+        return self
 
     def _derived(self, run: Flat, specs: Sequence[TensorSpec]) -> Pure:
         return Pure(run, specs, self.shop, self.buffers, dual=self.dual)

@@ -15,7 +15,7 @@ from scoped_fn._ambient import Ambient, ambient_settings
 from scoped_fn._backends import Code
 from scoped_fn._specs import TensorSpec, matches
 from scoped_fn._structure import Structure
-from scoped_fn._torch import call_as_node, compile_lock, disable_autocast, is_any_autocast_enabled, tracing_proxies
+from scoped_fn._torch import compile_lock, disable_autocast, is_any_autocast_enabled
 
 if TYPE_CHECKING:
     from scoped_fn._root import Root
@@ -121,8 +121,6 @@ class Memo:
 def launch_code(memo: Memo, code: Code, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Runs compiled code. Casts are already in the graph, so autocast must not act on it again."""
     memo.compiled_calls += 1
-    if tracing_proxies() is not None:
-        return call_as_node(code, tensors)
     if torch.is_inference_mode_enabled():  # its tensors could not be saved for a backward, and may go into a state
         with torch.inference_mode(False), torch.no_grad():
             return launch_code(memo, code, tensors)

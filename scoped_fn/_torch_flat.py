@@ -14,8 +14,6 @@ from torch._C._functorch import (
     _add_batch_dim,
     _grad_decrement_nesting,
     _grad_increment_nesting,
-    _jvp_decrement_nesting,
-    _jvp_increment_nesting,
     _unwrap_batched,
     _unwrap_for_grad,
     _vmap_decrement_nesting,
@@ -25,6 +23,7 @@ from torch._C._functorch import (
     maybe_get_level,
     set_inplace_requires_grad_allowed,
 )
+from torch._functorch.eager_transforms import enter_jvp_nesting, exit_jvp_nesting
 from torch.autograd import forward_ad
 
 from scoped_fn._torch_levels import dual_parts, forward_mode_active, make_dual
@@ -123,7 +122,7 @@ def jvp_flat(
         tensors: Its arguments.
         tangents: One for each argument; None for a constant.
     """
-    number = _jvp_increment_nesting()
+    number = enter_jvp_nesting()
     try:
         with (
             forward_ad._set_fwd_grad_enabled(True),
@@ -140,4 +139,4 @@ def jvp_flat(
                 for out, tangent in parts
             ]
     finally:
-        _jvp_decrement_nesting()
+        exit_jvp_nesting()

@@ -117,7 +117,7 @@ def first_rules_are_all(run: Flat, specs: Sequence[TensorSpec], wanted: Sequence
         grads = torch.autograd.grad(
             outs,
             [leaves[i] for i in wanted],
-            [torch.ones_like(out) for out in outs],
+            [torch.ones_like(out).requires_grad_() for out in outs],
             create_graph=True,
             allow_unused=True,
         )

@@ -72,7 +72,9 @@ def _warn_about(side_effects: tuple[str, ...], source: Source) -> None:
     sources = [name for text in side_effects for name in re.findall(r"\"[^\"]*\"|'[^']*'(?=[,\]])", text)]
     # `functional_call` puts tensors into another module than the one that is compiled, and takes them out again.
     own = "L['source'].call"
-    sources = [name for name in sources if "_buffers" not in name and ("._parameters" not in name or own in name)]
+    borrowed = "._parameters" if not source.is_module else ".captured.source.call"
+    sources = [name for name in sources if "_buffers" not in name and borrowed not in name]
+    sources = [name for name in sources if "._parameters" not in name or own in name]
     places = {n.strip("\"'").replace(own, "self") for n in sources}
     warn_about_side_effects(source, sorted(places))
 
