@@ -19,3 +19,8 @@ def custom_nodes(outputs: Iterable[torch.Tensor]) -> set[Node]:
             seen.add(node)
             pending += [parent for parent, _ in node.next_functions if parent is not None]
     return {node for node in seen if isinstance(node, BackwardCFunction) or type(node).__name__ == "Error"}
+
+
+def once_only(outputs: Iterable[torch.Tensor]) -> bool:
+    """Returns whether a node behind some tensors refuses to be differentiated."""
+    return any(type(node).__name__ == "Error" for node in custom_nodes(outputs))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from scoped_fn._autograd_graph import once_only
 from scoped_fn._backends import Backend, Code, GraphRole
 from scoped_fn._errors import RandomOpError
 from scoped_fn._graph import Graph
@@ -214,7 +215,7 @@ class Pure:
             outs = (self.by_autograd or self.run)(*own)
             pairs = [(outs[i], cotangent) for i, cotangent in zip(used, tensors[count:], strict=True)]
             pairs = [(out, cotangent) for out, cotangent in pairs if out.requires_grad]
-            if not pairs:
+            if not pairs or once_only(out for out, _ in pairs):
                 raise RuntimeError(
                     f"Expected gradients of {self.shop.name} that can be differentiated, got some that cannot, such as "
                     "those of a backward marked with @once_differentiable. Take one derivative."

@@ -79,6 +79,11 @@ def says_everything(gm: torch.fx.GraphModule) -> bool:
     return not custom and not uses_transforms(gm) and all(map(says_everything, parts))
 
 
+def uses_forward_mode(gm: torch.fx.GraphModule) -> bool:
+    """Returns whether a captured graph enters forward mode."""
+    return any(getattr(node.target, "__name__", "") == "_enter_dual_level" for node in gm.graph.nodes)
+
+
 def uses_transforms(gm: torch.fx.GraphModule) -> bool:
     """Returns whether a captured graph enters levels of `torch.func`."""
     return any("_functorch" in str(getattr(node.target, "__module__", None)) for node in gm.graph.nodes)

@@ -11,7 +11,7 @@ from scoped_fn._chain import compile_training
 from scoped_fn._live import Live
 from scoped_fn._plan import Plan
 from scoped_fn._pure import Pure, Shop
-from scoped_fn._replay import make_replay, says_everything
+from scoped_fn._replay import make_replay, says_everything, uses_forward_mode
 from scoped_fn._runtime import Memo
 from scoped_fn._specs import TensorSpec
 from scoped_fn._torch_flat import Flat, differentiable_flat
@@ -42,9 +42,10 @@ class Root(Pure):
         shop = Shop(captured.source.name, plan.backend, lowered is not None and draws(lowered.graph.gm), memo)
         specs = [replace(spec, requires_grad=False) for spec in captured.specs]
         params, buffers = len(captured.source.params), len(captured.source.buffers)
-        super().__init__(self._function(specs), specs, shop, range(params, params + buffers))
+        dual = uses_forward_mode(captured.graph.gm)
+        super().__init__(self._function(specs, dual), specs, shop, range(params, params + buffers), dual=dual)
 
-    def _function(self, specs: list[TensorSpec]) -> Flat:
+    def _function(self, specs: list[TensorSpec], dual: bool) -> Flat:
         """Returns the graph as a function, or the model's own code where the graph does not say everything."""
         captured = self.captured
         replay = make_replay(captured, self.new_buffers, self.ambient)
@@ -54,7 +55,7 @@ class Root(Pure):
         live = Live(captured.source, captured.in_structure, constants, self.new_buffers, self.ambient)
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         try:
-            probe(lambda *tensors: differentiable_flat(live, tensors, wanted), specs, dual=False)
+            probe(lambda *tensors: differentiable_flat(live, tensors, wanted), specs, dual=dual)
         except NotDerivableError:  # functions in the older style, which torch.func refuses
             return replay if first_rules_are_all(live, specs, wanted) else live
         return live

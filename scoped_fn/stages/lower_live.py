@@ -17,17 +17,12 @@ from scoped_fn._backends import Backend
 from scoped_fn._errors import CaptureError
 from scoped_fn._graph import output_values
 from scoped_fn._live import Live
-from scoped_fn._replay import uses_transforms
+from scoped_fn._replay import uses_forward_mode, uses_transforms
 from scoped_fn._specs import laid_out
 from scoped_fn._torch import ExportedGraph, compile_lock
 from scoped_fn._torch_flat import differentiable_flat, vjp_flat
 from scoped_fn._trace import NotDerivableError, probe, trace
 from scoped_fn.stages.captured import Captured
-
-
-def uses_forward_mode(gm: torch.fx.GraphModule) -> bool:
-    """Returns whether a captured graph enters forward mode."""
-    return any(getattr(node.target, "__name__", "") == "_enter_dual_level" for node in gm.graph.nodes)
 
 
 def needs_code(captured: Captured) -> bool:

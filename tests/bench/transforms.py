@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, vmap
+from torch.nn import functional
 
 import scoped_fn as sf
 from tests.bench.measure import Row, medians_us, print_table

@@ -1,4 +1,4 @@
-"""`sf.grad`, `sf.value_and_grad`, `sf.vmap`, `sf.jvp` and `sf.vjp` are those of `torch.func`, of any stateful function."""
+"""`sf.grad`, `sf.value_and_grad`, `sf.vmap`, `sf.jvp` and `sf.vjp` are those of `torch.func`."""
 
 from __future__ import annotations
 
