@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class ElementaryAttention(TorchFunctionMode):
 
     def definition(self, function: Any) -> Callable[..., Any]:
         """Returns what takes a function's place."""
+        if function is F.multi_head_attention_forward:
+            return _multi_head_attention()
         return attention if function is F.scaled_dot_product_attention else function
 
 
@@ -43,6 +46,13 @@ class Elementary(ElementaryAttention):
             torch.instance_norm: _instance_norm,
         }
         return norms.get(function) or super().definition(function)
+
+
+def _multi_head_attention() -> Callable[..., Any]:
+    """Returns torch's function with the attention that it calls replaced; a mode does not see calls inside it."""
+    original: Any = F.multi_head_attention_forward
+    names = {**vars(F), "scaled_dot_product_attention": attention, "has_torch_function": lambda _: False}
+    return FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
 
 
 def attention(

@@ -172,3 +172,28 @@ def test_arguments_are_checked_where_a_call_is_traced() -> None:
             sf.compile(state, lambda x, params=params: fn(state, params, x)[1], (torch.ones(2, 3),), backend="eager")
     with pytest.raises((sf.OwnershipError, sf.CaptureError)):
         sf.compile(state, lambda x: fn(sf.init_state(), fn.params, x)[1], (torch.ones(2, 3),), backend="eager")
+
+
+def test_multi_head_attention_has_tangents_and_second_derivatives() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, dtype=torch.float64)
+    state, fn = compiled(module, (numbers(2, 3, 4),))
+    params = {name: p.detach() for name, p in fn.params.items()}
+
+    def loss(x: Tensor) -> Tensor:
+        return (fn(state, params, x)[1] ** 2).sum()
+
+    x = numbers(2, 3, 4)
+    slope, bend = jvp(grad(loss), (x,), (x,))
+    step = 1e-5
+    torch.testing.assert_close(
+        bend, (grad(loss)(x + step * x) - grad(loss)(x - step * x)) / (2 * step), rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(vmap(grad(loss))(torch.stack([x, x]))[0], slope)
+    assert fn.cache_info().eager_calls == 0
+
+
+def test_vmap_of_a_stateful_function_can_be_compiled() -> None:
+    state, fn = compiled(lambda x: x.sin().sum(), (numbers(3),))
+    outer, mapped = compiled(lambda state, x: sf.vmap(sf.grad(fn))(state, x)[1], (state, numbers(4, 3)))
+    torch.testing.assert_close(mapped(outer, state, numbers(4, 3))[1], numbers(4, 3).cos())
