@@ -167,7 +167,6 @@ class Pure:
 
     def reached(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[int, ...]:
         """Returns those of the `wanted` arguments that the `used` results depend on."""
-        self._refuse_to_draw_again()
         return self.once(("reached", wanted, used), lambda: self._reached(wanted, used))
 
     def _reached(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[int, ...]:

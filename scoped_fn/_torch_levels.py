@@ -294,16 +294,18 @@ def innermost_level() -> Level | None:
 
 
 def kinds_of_levels(tensors: Sequence[torch.Tensor]) -> set[Any]:
-    """Returns the kinds of all levels that wrap the tensors, at any depth."""
+    """Returns the kinds of all levels that wrap the tensors, at any depth; dual numbers count as `JVP`."""
     numbers: set[int] = set()
-    if max(map(maybe_get_level, tensors), default=-1) < 1:
-        return {JVP} if forward_mode_active() else numbers
-    for tensor in tensors:
-        while is_functorch_wrapped_tensor(tensor):
-            numbers.add(maybe_get_level(tensor))
-            tensor = get_unwrapped(tensor)
+    plain = list(tensors)
+    if max(map(maybe_get_level, tensors), default=-1) > 0:
+        for i, tensor in enumerate(tensors):
+            while is_functorch_wrapped_tensor(tensor):
+                numbers.add(maybe_get_level(tensor))
+                tensor = get_unwrapped(tensor)
+            plain[i] = tensor
     kinds = {level.kind for level in levels() if level.number in numbers} if numbers else set()
-    return kinds | {JVP} if forward_mode_active() else kinds
+    dual = forward_mode_active() and any(_tangent(tensor) is not None for tensor in plain)
+    return kinds | {JVP} if dual else kinds
 
 
 def is_at(tensor: torch.Tensor, level: Level | None) -> bool:

@@ -58,6 +58,10 @@ def test_higher_derivatives_of_a_function_that_draws_are_refused() -> None:
     grad(ours)(x)
     vmap(grad(ours), randomness="different")(torch.stack([x, x]))
     jacrev(lambda x: ours(x)[None])(x)
+    for once in (lambda x: vmap(ours, randomness="different")(torch.stack([x, x])).sum(),
+                 lambda x: jvp(ours, (x,), (x,))[1]):  # fmt: skip
+        slope = grad(once)(x)  # one draw for forward and backward
+        assert ((slope == 0) | (slope.abs() > 1)).all()
     for of in (grad(lambda x: grad(ours)(x).sum()), lambda x: jvp(grad(ours), (x,), (x,))):
         with pytest.raises(sf.RandomOpError, match="Expected a first derivative of .*Compile the function that takes"):
             of(x)
