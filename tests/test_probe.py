@@ -176,7 +176,7 @@ def test_the_last_backward_of_a_level_is_known_from_a_user_s_own() -> None:
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            found.append(levels.is_last_backward(ctx.level, [grad]))
+            found.append(levels.is_last_backward(ctx.level, grad))
             return grad
 
     def inner(x: torch.Tensor) -> torch.Tensor:
