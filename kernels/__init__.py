@@ -1,6 +1,7 @@
-"""FP8 kernels: the reference in plain torch, the Triton ones, and their registration as torch operators.
+"""FP8 kernels as pure functions: quantization, scaled matmuls, and the update of scales.
 
-Imports nothing else of this library, only torch and triton. Empty so far.
+On a CPU they run in plain torch, on a GPU in Triton; the dispatcher chooses. Each is one opaque operator
+(`torch.ops.scoped_fn.*`) for `torch.func`, `torch.compile` and `torch.export`. Imports nothing else of this library.
 """
 
 if __name__ != "scoped_fn.kernels":
@@ -8,4 +9,25 @@ if __name__ != "scoped_fn.kernels":
         f"Expected to be imported as 'scoped_fn.kernels', got {__name__!r}. Write: import scoped_fn.kernels"
     )
 
-__all__: list[str] = []
+from scoped_fn.kernels.fused import layer_norm_quantize, rms_norm_quantize, silu_gate_quantize
+from scoped_fn.kernels.matmul import scaled_mm
+from scoped_fn.kernels.nvfp4 import hadamard_16, quantize_nvfp4
+from scoped_fn.kernels.quantize import dequantize, quantize, quantize_blocks, quantize_current, quantize_mx
+from scoped_fn.kernels.quantized import Quantized
+from scoped_fn.kernels.scales import update_scales
+
+__all__ = [
+    "Quantized",
+    "dequantize",
+    "hadamard_16",
+    "layer_norm_quantize",
+    "quantize",
+    "quantize_blocks",
+    "quantize_current",
+    "quantize_mx",
+    "quantize_nvfp4",
+    "rms_norm_quantize",
+    "scaled_mm",
+    "silu_gate_quantize",
+    "update_scales",
+]

@@ -1,0 +1,153 @@
+"""Operators that every tracer and transform of torch takes as one opaque node: this room's door to private torch.
+
+`torch.library.custom_op` with `register_autograd` fails under `torch.func.grad` and is silently zero under `jvp`. What
+works in eager, `torch.func`, `make_fx`, AOTAutograd, `torch.compile` and `torch.export` is an operator of a library
+with an Autograd kernel of its own that takes off one level at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd as below_autograd
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._ops import OpOverload
+from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_mode
+from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """How an operator is differentiated.
+
+    Attributes:
+        backward: (arguments, which of them need a gradient, cotangent) -> a gradient or None for each argument.
+        jvp: (arguments, tangents or None of all arguments) -> tangent of the output.
+    """
+
+    backward: Callable[[tuple[Any, ...], tuple[bool, ...], Any], tuple[Tensor | None, ...]]
+    jvp: Callable[[tuple[Any, ...], tuple[Tensor | None, ...]], Tensor]
+
+
+def define_op(
+    library: torch.library.Library,
+    schema: str,
+    *,
+    cpu: Callable[..., Any],
+    cuda: Callable[..., Any],
+    fake: Callable[..., Any],
+    derivative: Derivative | None,
+) -> OpOverload[..., Any]:
+    """Defines an operator whose tensors all lead with a batch dimension, and returns it.
+
+    Args:
+        library: Where it is defined.
+        schema: ``name(Tensor x, ...) -> ...``.
+        cpu: Computes the results on a CPU.
+        cuda: Computes them on a GPU.
+        fake: Computes their shapes and dtypes only.
+        derivative: How it is differentiated; None refuses to be, since a silent zero would be wrong.
+
+    Returns:
+        The operator. Under vmap the mapped dimension is folded into the batch dimension.
+    """
+    name = schema.split("(")[0]
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    op: OpOverload[..., Any] = getattr(getattr(torch.ops, library.ns), name).default
+    library.impl(name, _without_autocast(cpu), "CPU")
+    library.impl(name, cuda, "CUDA")
+    library.impl(name, _autograd_kernel(op, derivative), "Autograd")
+    torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
+    torch.library.register_vmap(f"{library.ns}::{name}", _fold_batch(op), lib=library)
+    return op
+
+
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(*arguments: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):  # the caller's would round the float32 sums inside
+            return function(*arguments)
+
+    return kernel
+
+
+def _autograd_kernel(op: OpOverload[..., Any], derivative: Derivative | None) -> Callable[..., Any]:
+    rules = derivative or _refusal(str(op))
+
+    class OneLevel(SingleLevelFunction):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            ctx.set_materialize_grads(False)  # a zero gradient of FP8 data is none at all
+            if derivative is not None:
+                _save(ctx, arguments)
+            # An outer level still records, so its modes are on again; then on to the next level, or to the backend.
+            with torch.enable_grad(), set_forward_mode(True), below_autograd():
+                results = op(*arguments)
+            if derivative is None and isinstance(results, tuple):
+                ctx.mark_non_differentiable(*(result for result in results if result.dtype == torch.float32))
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            return rules.backward(_saved(ctx), ctx.needs_input_grad, cotangents[0])
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+            return rules.jvp(_saved(ctx), tangents)
+
+    def kernel(*arguments: Any) -> Any:
+        with enable_single_level_autograd_function():
+            return OneLevel.apply(*arguments)
+
+    return kernel
+
+
+def _refusal(name: str) -> Derivative:
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError(
+            f"Expected no derivative through {name}, whose results are FP8 codes and statistics, got one. "
+            "Call it on a detached tensor, inside a torch.autograd.Function with a rule of its own."
+        )
+
+    return Derivative(backward=refuse, jvp=refuse)
+
+
+def _save(ctx: Any, arguments: tuple[Any, ...]) -> None:
+    tensors = [value if isinstance(value, Tensor) else None for value in arguments]
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+    ctx.others = tuple(None if isinstance(value, Tensor) else value for value in arguments)
+
+
+def _saved(ctx: Any) -> tuple[Any, ...]:
+    """Returns the arguments of the call; none where nothing was saved."""
+    tensors = ctx.saved_tensors
+    return tuple(
+        other if tensor is None else tensor for tensor, other in zip(tensors, getattr(ctx, "others", ()), strict=True)
+    )
+
+
+def _fold_batch(op: OpOverload[..., Any]) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Any:
+        size = info.batch_size
+        results = op(*(_folded(value, dim, size) for value, dim in zip(arguments, in_dims, strict=True)))
+        if isinstance(results, Tensor):
+            return _unfolded(results, size), 0
+        return tuple(_unfolded(result, size) for result in results), (0,) * len(results)
+
+    return rule
+
+
+def _folded(value: Any, dim: int | None, size: int) -> Any:
+    """Returns a tensor with its mapped dimension folded into the leading one; what is not mapped is repeated."""
+    if not isinstance(value, Tensor):
+        return value
+    batched = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+    return batched.flatten(0, 1)
+
+
+def _unfolded(result: Tensor, size: int) -> Tensor:
+    return result.unflatten(0, (size, result.shape[0] // max(size, 1)))
