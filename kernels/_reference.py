@@ -90,7 +90,7 @@ def scaled_mm(
         exact = _bfloat16_operands(a, b, scale_a, scale_b)
         if exact is not None:
             left, right, scale = exact
-            start = bias.new_zeros(1, 1, 1) if bias is None else bias[:, None]
+            start = left.new_zeros(1, 1, 1) if bias is None else bias[:, None]
             return torch.baddbmm(start, left, right.mT, beta=int(bias is not None), alpha=scale)
     if scale_a.shape[2] == scale_b.shape[2] == 1:
         y = (_upcast(a).float() @ _upcast(b).float().mT) * (scale_a * scale_b.mT)
@@ -103,18 +103,20 @@ def update_scales(
     amax_history: Tensor, scale: Tensor, fp8_max: Tensor, most_recent: bool, margin: float
 ) -> tuple[Tensor, Tensor]:
     """Returns the next amax history (B, L, n) and scales (B, n); row 0 of the history is the staging row."""
-    last = amax_history[:, 0]
-    rolls = (last > 0) & last.isfinite()
-    history = torch.empty_like(amax_history, memory_format=torch.contiguous_format)
-    history[:, :-1] = amax_history[:, 1:]
-    history[:, -1] = last
-    amax = last if most_recent else _fmax(history, dim=1)
-    if not rolls.all():
-        history = torch.where(rolls[:, None], history, amax_history)
-    history[:, 0] = 0
-    usable = rolls & (amax > 0) & amax.isfinite()
-    new = (fp8_max * 2.0**-margin) / torch.where(usable, amax, 1.0)
-    return history, torch.where(usable, new.clamp_max(FLOAT32_MAX), scale)
+    last, fp8_max = amax_history[:, 0], fp8_max * 2.0**-margin if margin else fp8_max
+    # The bits of floats of at least 0 are in the order of the floats, with NaN last; whole numbers compare faster.
+    amax = last if most_recent else amax_history.view(torch.int32).amax(1).view(torch.float32)
+    zero = last.new_zeros(len(last), 1, last.shape[1])
+    rolled = torch.cat([zero, amax_history[:, 2:], last[:, None]], 1)[:, : amax_history.shape[1]].contiguous()
+    if last.numel() and last.amin().item() > 0 and amax.amax().item() < torch.inf:
+        return rolled, (fp8_max / amax).clamp_max_(FLOAT32_MAX)
+    idle = ~((last > 0) & (last < torch.inf))
+    rolled.mT[idle] = amax_history.mT[idle]
+    rolled[:, 0] = 0
+    amax = _fmax(amax_history, dim=1) if amax.isnan().any() and not most_recent else amax
+    usable = ~idle & (amax < torch.inf)
+    new = (fp8_max / torch.where(usable, amax, 1.0)).clamp_max_(FLOAT32_MAX)
+    return rolled, torch.where(usable, new, scale)
 
 
 def rms_norm_quantize(
@@ -148,7 +150,7 @@ def quantize_nvfp4(
     x: Tensor, block_rows: int, noise: Tensor | None, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns E2M1 codes (B, M, K), E4M3 scales, both again for the transposed matrix, and amax (B,) of x."""
-    x = x.float()
+    x = x.float().contiguous()
     amax = _amax(x.flatten(1))
     decode, encode = (s[:, None, None] for s in _nvfp4_scales(amax))
     blocks = _blocks(x, block_rows, NVFP4_BLOCK).transpose(2, 3).flatten(3)
@@ -159,7 +161,7 @@ def quantize_nvfp4(
     if not transpose:
         return data, scale_inv, _nothing(data), _nothing(scale_inv), amax
     if block_rows > 1:
-        return data, scale_inv, data.mT.contiguous(), scale_inv.mT.contiguous(), amax
+        return data, scale_inv, _transposed(data), _transposed(scale_inv), amax
     data_t, scale_inv_t, *_ = quantize_nvfp4(x.mT, 1, None if noise is None else noise.mT, False)
     return data, scale_inv, data_t, scale_inv_t, amax
 
@@ -176,6 +178,11 @@ def _nothing(like: Tensor) -> Tensor:
     return like.new_empty(like.shape[0], 0, 0)
 
 
+def _transposed(x: Tensor) -> Tensor:
+    """Returns the transposed matrix in new memory; `contiguous` would share that of a single row or column."""
+    return x.mT.clone(memory_format=torch.contiguous_format)
+
+
 def _fmax(x: Tensor, dim: int) -> Tensor:
     """Returns the maximum, without NaN where there is a number."""
     largest = x.amax(dim)
@@ -184,7 +191,10 @@ def _fmax(x: Tensor, dim: int) -> Tensor:
 
 def _amax(x: Tensor) -> Tensor:
     """Returns the largest |x| of the last dimension: NaN is ignored, infinity is kept, of nothing it is 0."""
-    return _fmax(pad(x.abs(), (0, 1)) if x.shape[-1] == 0 else x.abs(), -1).clamp_min(0)
+    if x.shape[-1] == 0:
+        return x.new_zeros(x.shape[:-1])
+    amax = torch.maximum(x.amax(-1), -x.amin(-1)).abs()
+    return _fmax(x.abs(), -1).clamp_min(0) if amax.isnan().any() else amax
 
 
 def _scale_from_amax(amax: Tensor, dtype: torch.dtype, power_of_2: bool, epsilon: float, largest: float) -> Tensor:
@@ -210,12 +220,12 @@ def _power_of_2(exponent: Tensor) -> Tensor:
 
 
 def _cast(x: Tensor, scaled: Tensor, amax: Tensor, dtype: torch.dtype, transpose: bool) -> tuple[Tensor, Tensor]:
-    """Returns the scaled x rounded to FP8, saturated; elements of x that are not finite are NaN."""
-    saturated = scaled.clamp(-FP8_MAX[dtype], FP8_MAX[dtype])
+    """Returns the scaled x rounded to FP8, saturated; elements of x that are not finite are NaN. Overwrites scaled."""
+    saturated = scaled.clamp_(-FP8_MAX[dtype], FP8_MAX[dtype])
     if amax.isinf().any():
         saturated = torch.where(x.isfinite(), saturated, torch.nan)
     data = saturated.to(dtype, memory_format=torch.contiguous_format)
-    return data, data.mT.contiguous() if transpose else _nothing(data)
+    return data, _transposed(data) if transpose else _nothing(data)
 
 
 def _blocks(x: Tensor, rows: int, columns: int) -> Tensor:
@@ -251,17 +261,20 @@ def _e2m1(x: Tensor, noise: Tensor | None) -> Tensor:
     above = (below + 1).clamp_max(len(E2M1) - 1)
     remainder = (size - values[below]) / (values[above] - values[below]).clamp_min(0.5)
     up = noise < remainder if noise is not None else (remainder > 0.5) | ((remainder == 0.5) & (below % 2 == 1))
-    return (torch.where(up, above, below) + 8 * x.signbit()).to(torch.uint8)
+    return (torch.where(up, above, below) + 8 * x.signbit()).to(torch.uint8).contiguous()
 
 
 def _upcast(data: Tensor) -> Tensor:
     """Returns FP8 data as bfloat16, exactly: by its bits for E4M3, which is 8 times faster than torch's own cast."""
     if data.dtype != E4M3:
         return data.to(torch.bfloat16)
-    bits = data.view(torch.int8).to(torch.int16)
     # Sign, then the 7 bits where those of a bfloat16 end its exponent: too small by 2**120 (the biases are 7 and 127).
-    x = (bits & -0x8000 | bits << 4 & 0x7F0).view(torch.bfloat16) * 2.0**120
-    return x.masked_fill_(bits & 0x7F == 0x7F, torch.nan)
+    bits = data.view(torch.int8).to(torch.int16).bitwise_left_shift_(4).bitwise_and_(-0x7810)
+    x = bits.view(torch.bfloat16).mul_(2.0**120)
+    lowest, highest = torch.aminmax(x) if x.numel() else (x, x)
+    if x.numel() and (highest > FP8_MAX[E4M3] or lowest < -FP8_MAX[E4M3]):
+        x.masked_fill_(x.abs() > FP8_MAX[E4M3], torch.nan)  # the code of NaN would be 480
+    return x
 
 
 def _is_one_matrix(b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> bool:
