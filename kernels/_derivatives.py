@@ -25,7 +25,8 @@ def _dequantize_jvp(arguments: tuple[Any, ...], tangents: tuple[Tensor | None, .
     data_tangent, scale_tangent, _ = tangents
     _refuse_data(data_tangent is not None)
     assert scale_tangent is not None
-    return _dequantize(data, scale_tangent, dtype)
+    tangent: Tensor = _dequantize(data, scale_tangent, dtype)
+    return tangent
 
 
 def _scaled_mm_backward(arguments: tuple[Any, ...], needed: tuple[bool, ...], cotangent: Tensor) -> Gradients:
@@ -69,7 +70,8 @@ def _sum_blocks(x: Tensor, data: Tensor, scale_inv: Tensor) -> Tensor:
         return torch.zeros_like(scale_inv)
     rows, columns = block_shape(data, scale_inv)
     x = pad(x, (0, -x.shape[2] % columns, 0, -x.shape[1] % rows))
-    return x.unflatten(2, (-1, columns)).sum(3).unflatten(1, (-1, rows)).sum(2)
+    batch, m, k = x.shape
+    return x.reshape(batch, m // rows, rows, k // columns, columns).sum((2, 4))
 
 
 DEQUANTIZE = Derivative(backward=_dequantize_backward, jvp=_dequantize_jvp)

@@ -57,11 +57,11 @@ def define_op(
         The operator. Under vmap the mapped dimension is folded into the batch dimension.
     """
     name = schema.split("(")[0]
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     op: OpOverload[..., Any] = getattr(getattr(torch.ops, library.ns), name).default
-    library.impl(name, _without_autocast(cpu), "CPU")
-    library.impl(name, cuda, "CUDA")
-    library.impl(name, _autograd_kernel(op, derivative), "Autograd")
+    kernels = {"CPU": _without_autocast(cpu), "CUDA": cuda, "Autograd": _autograd_kernel(op, derivative)}
+    for key, kernel in kernels.items():
+        library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
     torch.library.register_vmap(f"{library.ns}::{name}", _fold_batch(op), lib=library)
     return op
@@ -78,7 +78,7 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 def _autograd_kernel(op: OpOverload[..., Any], derivative: Derivative | None) -> Callable[..., Any]:
     rules = derivative or _refusal(str(op))
 
-    class OneLevel(SingleLevelFunction):  # type: ignore[misc]
+    class OneLevel(SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             ctx.set_materialize_grads(False)  # a zero gradient of FP8 data is none at all
@@ -107,7 +107,7 @@ def _autograd_kernel(op: OpOverload[..., Any], derivative: Derivative | None) ->
         if forward_ad._current_level < 0 and not any(isinstance(t, Tensor) and t.requires_grad for t in arguments):
             return below(*arguments)  # saves a quarter of a small call
         with enable_single_level_autograd_function():
-            return OneLevel.apply(*arguments)
+            return OneLevel.apply(*arguments)  # type: ignore[attr-defined]
 
     return kernel
 
@@ -157,4 +157,4 @@ def _folded(value: Any, dim: int | None, size: int) -> Any:
 
 
 def _unfolded(result: Tensor, size: int) -> Tensor:
-    return result.unflatten(0, (size, result.shape[0] // max(size, 1)))
+    return result.reshape(size, result.shape[0] // max(size, 1), *result.shape[1:])

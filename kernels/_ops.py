@@ -17,7 +17,7 @@ from scoped_fn.kernels._derivatives import DEQUANTIZE, SCALED_MM
 from scoped_fn.kernels._formats import BLOCK, E4M3, MX_BLOCK, NVFP4_BLOCK, ceil_div
 from scoped_fn.kernels._opaque_op import Derivative, define_op
 
-LIBRARY = torch.library.Library("scoped_fn", "FRAGMENT")
+LIBRARY = torch.library.Library("scoped_fn", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def _triton(file: str, name: str) -> Callable[..., Any]:

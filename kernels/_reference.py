@@ -231,7 +231,8 @@ def _cast(x: Tensor, scaled: Tensor, amax: Tensor, dtype: torch.dtype, transpose
 def _blocks(x: Tensor, rows: int, columns: int) -> Tensor:
     """Returns x (B, M, K), padded with zeros, as (B, M / rows, rows, K / columns, columns)."""
     x = pad(x, (0, -x.shape[2] % columns, 0, -x.shape[1] % rows))
-    return x.unflatten(2, (-1, columns)).unflatten(1, (-1, rows))
+    batch, m, k = x.shape
+    return x.reshape(batch, m // rows, rows, k // columns, columns)
 
 
 def _unblocked(blocks: Tensor, x: Tensor) -> Tensor:

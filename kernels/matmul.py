@@ -47,6 +47,7 @@ def scaled_mm(
         ValueError: Sizes, scales or devices do not fit each other.
 
     Example:
+        >>> from scoped_fn.kernels import quantize_current
         >>> x, w = torch.randn(5, 64), torch.randn(3, 64)
         >>> y = scaled_mm(quantize_current(x, torch.float8_e4m3fn), quantize_current(w, torch.float8_e4m3fn).mT)
         >>> (y - x @ w.T).norm() / (x @ w.T).norm() < 0.05

@@ -93,4 +93,5 @@ def hadamard_16(x: Tensor, signs: Tensor) -> Tensor:
     matrix = torch.full((1, 1), 0.25, dtype=x.dtype, device=x.device)
     for _ in range(4):
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return ((x.unflatten(-1, (-1, NVFP4_BLOCK)) * signs) @ matrix).flatten(-2)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // NVFP4_BLOCK, NVFP4_BLOCK)
+    return ((blocks * signs) @ matrix).flatten(-2)

@@ -1,4 +1,4 @@
-"""The command line: ``scoped-fn train`` and ``scoped-fn doctor``."""
+"""The command line: ``scoped-fn train``, ``scoped-fn doctor`` and ``scoped-fn tune``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from scoped_fn.demo.options import TrainOptions
 DESCRIPTION = "A functional compiler for PyTorch: everything that changes lives in one immutable state."
 TRAIN = "Train a small byte-level GPT through scoped_fn.compile, then report losses, speed and a sampled text."
 DOCTOR = "Show versions, device, and which backends work here, by compiling a small function with each."
+
+TUNE = "Time launch configurations of the FP8 kernels on this GPU and rewrite the table that the library launches by."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,6 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     _add_train_options(commands.add_parser("train", help="train a small GPT on real text", description=TRAIN))
     commands.add_parser("doctor", help="show versions, device and which backends work here", description=DOCTOR)
+    tune = commands.add_parser("tune", help="tune the FP8 kernels for this GPU", description=TUNE)
+    tune.add_argument("--table", type=Path, metavar="FILE", help="the table to rewrite (default: the library's own)")
     return parser
 
 
@@ -68,6 +72,10 @@ def run_command(chosen: argparse.Namespace) -> int:
         from scoped_fn.doctor import run_doctor
 
         return run_doctor(sys.stdout)
+    if chosen.command == "tune":
+        from scoped_fn.tune import run_tune
+
+        return run_tune(sys.stdout, chosen.table)
     # Imported here: matplotlib and rich take a second that `--help` and `doctor` need not wait for.
     from scoped_fn.demo.job import run_training
 

@@ -1,4 +1,4 @@
-"""``python -m tests.bench [call] [transforms] [train_step] [cold_compile] [neighbours]``: the bars in one table.
+"""``python -m tests.bench [NAME ...]``: the bars of some benchmarks, or of all, in one table.
 
 Exits with 1 if a bar is missed.
 """
@@ -9,7 +9,7 @@ import importlib
 import sys
 import warnings
 
-BENCHMARKS = ("call", "transforms", "train_step", "cold_compile", "neighbours")
+BENCHMARKS = ("call", "transforms", "train_step", "cold_compile", "neighbours", "kernels")
 
 
 def main(names: list[str]) -> int:
