@@ -20,8 +20,8 @@ from scoped_fn._live import Live
 from scoped_fn._replay import uses_forward_mode, uses_transforms
 from scoped_fn._specs import laid_out
 from scoped_fn._torch import ExportedGraph, compile_lock
-from scoped_fn._torch_flat import differentiable_flat, vjp_flat
-from scoped_fn._trace import NotDerivableError, probe, trace
+from scoped_fn._torch_flat import differentiable_flat
+from scoped_fn._trace import NotDerivableError, probe, trace_joint
 from scoped_fn.stages.captured import Captured
 
 
@@ -70,7 +70,7 @@ def export_live(captured: Captured, wanted: tuple[bool, ...], backend: Backend) 
     live = _live(captured)
     specs = [replace(spec, requires_grad=False) for spec in captured.specs]
     places = tuple(i for i, wants in enumerate(wanted) if wants)
-    count, buffers = len(specs), range(params, params + len(source.buffers))
+    buffers = range(params, params + len(source.buffers))
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         results = live(*tensors)
@@ -80,28 +80,13 @@ def export_live(captured: Captured, wanted: tuple[bool, ...], backend: Backend) 
     try:
         with compile_lock:
             carries = probe(lambda *t: differentiable_flat(run, t, places), specs, dual=True) if places else []
-            tangents = [i for i, has in enumerate(carries) if has]
-            outs = probe(run, specs, dual=True) if tangents else []
-
-            def joint(*tensors: torch.Tensor) -> list[torch.Tensor]:
-                cotangents: list[torch.Tensor | None] = [None] * len(outs)
-                for i, cotangent in zip(tangents, tensors[count:], strict=True):
-                    cotangents[i] = cotangent
-                results, grads = vjp_flat(run, tensors[:count], places, cotangents)
-                full = [torch.zeros_like(tensors[i]) if g is None else g for i, g in zip(places, grads, strict=True)]
-                return [*results, *full]
-
-            every = [*specs, *(laid_out(outs[i]) for i in tangents)]
-            torch_rng = captured.rng == "torch"
-            gm = trace(joint if tangents else run, every, backend, torch_rng=torch_rng, dual=True)
+            outs = probe(run, specs, dual=True) if any(carries) else []
+            tangents = {i: laid_out(outs[i]) for i, has in enumerate(carries) if has}
+            gm = trace_joint(run, specs, places, tangents, backend, torch_rng=captured.rng == "torch", dual=True)
     except NotDerivableError as error:
         raise CaptureError(
             f"Expected {source.name} to be traced with the transforms it uses, got: {error}. Check it in eager."
         ) from error
-    nodes = gm.graph.find_nodes(op="placeholder")
-    for i, node in enumerate(nodes):
-        node.target = node.name = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"
-    gm.recompile()
     gm.graph.output_node().meta["desc"] = [None] * len(output_values(gm))
     of = tuple(("buffer", buffers[i]) if i < len(buffers) else i - len(buffers) for i in tangents)
     return ExportedGraph(gm, of, tuple(buffers), captured.num_outputs, places if tangents else ())
