@@ -39,6 +39,7 @@ class Captured:
         new_buffers: Names of the buffers that follow them.
         rng: None, or "torch" if random ops draw from torch's generators.
         grad_mode: Whether grad mode was on; the graph is valid in that mode.
+        needs_code: Whether it is lowered from the model's own code, because the graph does not say everything.
     """
 
     owner: int
@@ -52,6 +53,7 @@ class Captured:
     new_buffers: tuple[str, ...]
     rng: str | None
     grad_mode: bool
+    needs_code: bool = False
 
     def __str__(self) -> str:
         return str(self.graph)

@@ -16,7 +16,7 @@ from scoped_fn._torch import ExportedGraph, compile_lock, export_with_aot, fake_
 from scoped_fn._torch_levels import apart
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.effects import refuse_mutation, refuse_random_ops, refuse_shared_memory
-from scoped_fn.stages.lower_live import export_live, needs_code
+from scoped_fn.stages.lower_live import export_live
 from scoped_fn.state import CompilerState
 
 INFERENCE_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
@@ -139,7 +139,7 @@ def _export(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> E
     torch_rng = captured.rng == "torch"
     grad_mode = captured.grad_mode or any(wanted)
     mode = fake_mode()
-    if needs_code(captured):
+    if captured.needs_code:
         return export_live(captured, wanted, backend)
     try:
         with compile_lock, apart(), torch.set_grad_enabled(grad_mode), tracing_options(backend, torch_rng=torch_rng):
