@@ -16,10 +16,11 @@ from scoped_fn._graph import Graph
 from scoped_fn._inline import inlined
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
-from scoped_fn._specs import PLAIN_TYPES, laid_out, plain
+from scoped_fn._specs import laid_out, plain
 from scoped_fn._structure import Structure, flatten
 from scoped_fn._torch import in_transform, jit_is_tracing, tracing_proxies
 from scoped_fn._torch_levels import (
+    PLAIN_TYPES,
     alive,
     apart,
     at_level,

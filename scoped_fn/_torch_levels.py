@@ -65,6 +65,7 @@ __all__ = [
     "JVP",
     "Level",
     "OlderVmap",
+    "PLAIN_TYPES",
     "SingleLevelFunction",
     "VMAP",
     "alive",
