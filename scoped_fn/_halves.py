@@ -18,8 +18,10 @@ from scoped_fn._graph import Graph, fake_inputs, output_values
 from scoped_fn._pure import Pure
 from scoped_fn._root import Root
 from scoped_fn._specs import laid_out
-from scoped_fn._torch import batchable, compile_lock, partition_with_min_cut
-from scoped_fn._torch_levels import apart
+from scoped_fn._torch.aot import partition_with_min_cut
+from scoped_fn._torch.aten import batchable
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.levels import apart
 from scoped_fn._trace import NotDerivableError, trace_joint
 from scoped_fn._training import TrainingCode
 from scoped_fn._unused_outputs import without_tangents

@@ -20,8 +20,8 @@ from scoped_fn._graph import Graph
 from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, laid_out
-from scoped_fn._torch import compile_lock
-from scoped_fn._torch_flat import Flat, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.flat import Flat, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
 from scoped_fn._trace import NotDerivableError, or_zeros, probe, trace
 from scoped_fn.stages.compile_graph import compile_graph
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from scoped_fn._errors import SpecError
-from scoped_fn._torch_levels import PLAIN_TYPES
+from scoped_fn._torch.tensors import PLAIN_TYPES
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo one, are spread evenly and never repeat
 

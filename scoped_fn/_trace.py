@@ -15,9 +15,11 @@ from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._backends import Backend, decompositions, tracing_options
 from scoped_fn._checked_op import keep_checks
 from scoped_fn._specs import TensorSpec
-from scoped_fn._torch import fake_mode, functional_graph, make_fx, visible_mutations
-from scoped_fn._torch_flat import Flat, vjp_flat
-from scoped_fn._torch_levels import apart
+from scoped_fn._torch.aten import functional_graph, visible_mutations
+from scoped_fn._torch.flat import Flat, vjp_flat
+from scoped_fn._torch.levels import apart
+from scoped_fn._torch.tensors import fake_mode
+from scoped_fn._torch.tracing import make_fx
 
 Made = TypeVar("Made")
 

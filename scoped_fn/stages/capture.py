@@ -15,8 +15,8 @@ from scoped_fn._errors import SpecError
 from scoped_fn._source import Source, make_source
 from scoped_fn._specs import TensorSpec, plain, spec_of
 from scoped_fn._structure import Structure, flatten, paths, unflatten
-from scoped_fn._torch import compile_lock
-from scoped_fn._torch_levels import apart
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.levels import apart
 from scoped_fn.stages.capture_dynamo import capture_dynamo
 from scoped_fn.stages.capture_trace import capture_trace
 from scoped_fn.stages.captured import Captured, Frame, Pieces, normalize

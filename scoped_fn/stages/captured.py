@@ -18,7 +18,8 @@ from scoped_fn._graph import Graph, fake_value, user_line
 from scoped_fn._source import Source
 from scoped_fn._specs import TensorSpec
 from scoped_fn._structure import Structure
-from scoped_fn._torch import is_higher_order, storage_id
+from scoped_fn._torch.aten import is_higher_order
+from scoped_fn._torch.tensors import storage_id
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,9 @@ from scoped_fn._backends import Backend
 from scoped_fn._errors import CaptureError
 from scoped_fn._graph import output_values
 from scoped_fn._specs import laid_out
-from scoped_fn._torch import ExportedGraph, compile_lock
-from scoped_fn._torch_flat import differentiable_flat
+from scoped_fn._torch.aot import ExportedGraph
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.flat import differentiable_flat
 from scoped_fn._trace import NotDerivableError, probe, trace_joint
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.live_code import live_code

@@ -1,4 +1,4 @@
-"""The door to private torch, third part: functions of flat tensors under one more level of `torch.func`.
+"""Functions of flat tensors under one more level of `torch.func`.
 
 They are `torch.vmap`, `torch.func.vjp` and `torch.func.jvp`, but say what depends on what: which results have a batch,
 which arguments get no gradient, which results have no tangent.
@@ -26,7 +26,7 @@ from torch._C._functorch import (
 from torch._functorch.eager_transforms import enter_jvp_nesting, exit_jvp_nesting
 from torch.autograd import forward_ad
 
-from scoped_fn._torch_levels import dual_parts, forward_mode_active, make_dual
+from scoped_fn._torch.dual import dual_parts, forward_mode_active, make_dual
 
 Flat = Callable[..., Sequence[torch.Tensor]]
 
