@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scoped_fn._torch import is_any_autocast_enabled
+from scoped_fn._torch.tracing import is_any_autocast_enabled
 
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 

@@ -12,7 +12,7 @@ import torch.fx
 
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import copy_graph, fake_inputs, output_values
-from scoped_fn._torch import (
+from scoped_fn._torch.inductor import (
     compile_with_inductor,
     decompose,
     inductor_decompositions,

@@ -8,7 +8,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from scoped_fn._errors import SpecError
-from scoped_fn._torch_levels import innermost_level, is_at
+from scoped_fn._torch.levels import innermost_level
+from scoped_fn._torch.wrapped import is_at
 from scoped_fn._transforms import StatefulFn
 from scoped_fn.state import CompilerState
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from scoped_fn._torch import CHECK_ERRORS, live_graph
+from scoped_fn._torch.aten import CHECK_ERRORS, live_graph
 
 
 @torch.library.custom_op("scoped_fn::checked", mutates_args=())

@@ -16,20 +16,13 @@ from scoped_fn._graph import Graph
 from scoped_fn._inline import inlined
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
-from scoped_fn._specs import PLAIN_TYPES, laid_out, plain
+from scoped_fn._specs import laid_out, plain
 from scoped_fn._structure import Structure, flatten
-from scoped_fn._torch import in_transform, jit_is_tracing, tracing_proxies
-from scoped_fn._torch_levels import (
-    alive,
-    apart,
-    at_level,
-    in_vmap,
-    is_dead,
-    is_fake,
-    is_transformed,
-    tracked_and_fake,
-    transforms_active,
-)
+from scoped_fn._torch.dual import in_transform
+from scoped_fn._torch.levels import apart, at_level, in_vmap, transforms_active
+from scoped_fn._torch.tensors import PLAIN_TYPES, is_fake
+from scoped_fn._torch.tracing import jit_is_tracing, tracing_proxies
+from scoped_fn._torch.wrapped import alive, is_dead, is_transformed, tracked_and_fake
 from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Inference

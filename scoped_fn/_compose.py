@@ -16,29 +16,11 @@ from scoped_fn._halves import Value
 from scoped_fn._job import Job, Results, Tensors
 from scoped_fn._node import Task
 from scoped_fn._pure import Batch, Pure
-from scoped_fn._torch import call_as_node, tracing_proxies
-from scoped_fn._torch_levels import (
-    GRAD,
-    JVP,
-    NOTHING,
-    VMAP,
-    Level,
-    OlderVmap,
-    alive,
-    at_level,
-    below,
-    dual_parts,
-    forward_mode_active,
-    has_wrapped_tangent,
-    highest_level,
-    in_older_vmap,
-    is_at,
-    is_dead,
-    make_dual,
-    transforms_active,
-    unwrap,
-    wrap,
-)
+from scoped_fn._torch.dual import dual_parts, forward_mode_active, has_wrapped_tangent, make_dual
+from scoped_fn._torch.levels import GRAD, JVP, NOTHING, VMAP, Level, at_level, below, transforms_active
+from scoped_fn._torch.older_vmap import OlderVmap, in_older_vmap
+from scoped_fn._torch.tracing import call_as_node, tracing_proxies
+from scoped_fn._torch.wrapped import alive, highest_level, is_at, is_dead, unwrap, wrap
 from scoped_fn._trace import NotDerivableError
 
 

@@ -18,10 +18,11 @@ from scoped_fn._graph import Graph, fake_inputs, output_values
 from scoped_fn._pure import Pure
 from scoped_fn._root import Root
 from scoped_fn._specs import laid_out
-from scoped_fn._torch import batchable, compile_lock, partition_with_min_cut
-from scoped_fn._torch_flat import vjp_flat
-from scoped_fn._torch_levels import apart
-from scoped_fn._trace import NotDerivableError, trace
+from scoped_fn._torch.aot import partition_with_min_cut
+from scoped_fn._torch.aten import batchable
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.levels import apart
+from scoped_fn._trace import NotDerivableError, trace_joint
 from scoped_fn._training import TrainingCode
 from scoped_fn._unused_outputs import without_tangents
 from scoped_fn.stages.lower import lower_joint
@@ -183,21 +184,9 @@ def _split(pure: Pure, wanted: tuple[int, ...]) -> Parts:
     """Returns forward and backward of a derived function."""
     tangents = pure.differentiable(wanted)
     places, count = pure.reached(wanted, tangents), len(pure.specs)
-
-    def joint(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        cotangents: list[torch.Tensor | None] = [None] * len(pure.outputs)
-        for i, cotangent in zip(tangents, tensors[count:], strict=True):
-            cotangents[i] = cotangent
-        outs, grads = vjp_flat(pure.run, tensors[:count], places, cotangents)
-        return [*outs, *(torch.zeros_like(tensors[i]) if g is None else g for i, g in zip(places, grads, strict=True))]
-
-    specs = [*pure.specs, *(pure.outputs[i] for i in tangents)]
-    gm = trace(joint, specs, "eager", torch_rng=pure.shop.torch_rng, dual=pure.dual)
-    nodes = gm.graph.find_nodes(op="placeholder")
-    for i, node in enumerate(nodes):  # the partition knows tangents by their names
-        node.target = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"
-        node.name = node.target
-    gm.recompile()
+    cotangents = {i: pure.outputs[i] for i in tangents}
+    torch_rng, dual = pure.shop.torch_rng, pure.dual
+    gm = trace_joint(pure.run, pure.specs, places, cotangents, "eager", torch_rng=torch_rng, dual=dual)
     fakes = fake_inputs(gm)
     with apart():
         forward, backward = partition_with_min_cut(gm, fakes[:count], fakes[count:], len(pure.outputs))

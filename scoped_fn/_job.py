@@ -11,7 +11,8 @@ import torch
 from scoped_fn._errors import CaptureError
 from scoped_fn._halves import Halves, Value
 from scoped_fn._pure import Pure
-from scoped_fn._torch_levels import forward_mode_active, transforms_active
+from scoped_fn._torch.dual import forward_mode_active
+from scoped_fn._torch.levels import transforms_active
 from scoped_fn._trace import NotDerivableError
 
 Tensors = Sequence[torch.Tensor]

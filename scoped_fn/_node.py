@@ -9,23 +9,10 @@ import torch
 
 from scoped_fn._halves import Halves, halves_of
 from scoped_fn._job import Job, Results, Tensors
-from scoped_fn._torch_levels import (
-    JVP,
-    VMAP,
-    Level,
-    SingleLevelFunction,
-    alive,
-    below,
-    graph_is_kept,
-    is_at,
-    is_dead,
-    is_last_backward,
-    kinds_of_levels,
-    single_level_allowed,
-    unwrap,
-    versions,
-    wrap,
-)
+from scoped_fn._torch.levels import JVP, VMAP, Level, below
+from scoped_fn._torch.nodes import SingleLevelFunction, graph_is_kept, is_last_backward, single_level_allowed
+from scoped_fn._torch.tensors import versions
+from scoped_fn._torch.wrapped import alive, is_at, is_dead, kinds_of_levels, unwrap, wrap
 from scoped_fn._trace import NotDerivableError
 
 Evaluate = Callable[[Job, Tensors], Results]

@@ -13,7 +13,7 @@ from scoped_fn._errors import SpecError
 from scoped_fn._graph import Graph, copy_graph, fake_value, output_values
 from scoped_fn._plan import Plan
 from scoped_fn._structure import unflatten
-from scoped_fn._torch import storage_id
+from scoped_fn._torch.tensors import storage_id
 from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Joint

@@ -20,9 +20,9 @@ from scoped_fn._graph import Graph
 from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, laid_out
-from scoped_fn._torch import compile_lock
-from scoped_fn._torch_flat import Flat, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
-from scoped_fn._trace import NotDerivableError, probe, trace
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.flat import Flat, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
+from scoped_fn._trace import NotDerivableError, or_zeros, probe, trace
 from scoped_fn.stages.compile_graph import compile_graph
 
 Made = TypeVar("Made")
@@ -193,10 +193,7 @@ class Pure:
 
     def _vjp(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> Pure:
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            found = self._pull(wanted, used, tensors)
-            return [
-                torch.zeros_like(tensors[i]) if grad is None else grad for i, grad in zip(wanted, found, strict=True)
-            ]
+            return or_zeros(self._pull(wanted, used, tensors), tensors, wanted)
 
         specs = [*self.specs, *(self.outputs[i] for i in used)]
         made = self._derived(run, specs).with_outputs(tuple(self.specs[i].dense() for i in wanted))
@@ -221,7 +218,7 @@ class Pure:
                 )
             ends, given = zip(*pairs, strict=True)
             found = torch.autograd.grad(ends, [own[i] for i in wanted], given, create_graph=True, allow_unused=True)
-        grads = [torch.zeros_like(own[i]) if g is None else g for i, g in zip(wanted, found, strict=True)]
+        grads = or_zeros(found, own, wanted)
         return grads if kept else [grad.detach() for grad in grads]
 
     def with_outputs(self, outputs: tuple[TensorSpec, ...]) -> Pure:
@@ -234,10 +231,7 @@ class Pure:
 
     def _pull(self, wanted: tuple[int, ...], used: tuple[int, ...], tensors: tuple[torch.Tensor, ...]) -> Any:
         count = len(self.specs)
-        cotangents: list[torch.Tensor | None] = [None] * len(self.outputs)
-        for i, cotangent in zip(used, tensors[count:], strict=True):
-            cotangents[i] = cotangent
-        return vjp_flat(self.run, tensors[:count], wanted, cotangents)[1]
+        return vjp_flat(self.run, tensors[:count], wanted, dict(zip(used, tensors[count:], strict=True)))[1]
 
     def _compile(self) -> Code:
         shop = self.shop

@@ -14,8 +14,8 @@ from scoped_fn._pure import Pure, Shop
 from scoped_fn._replay import make_replay, says_everything, uses_forward_mode
 from scoped_fn._runtime import Memo
 from scoped_fn._specs import TensorSpec
-from scoped_fn._torch_flat import Flat, differentiable_flat
-from scoped_fn._torch_levels import apart
+from scoped_fn._torch.flat import Flat, differentiable_flat
+from scoped_fn._torch.levels import apart
 from scoped_fn._trace import NotDerivableError, first_rules_are_all, probe
 from scoped_fn._training import TrainingCode, training_code
 from scoped_fn.passes import identity

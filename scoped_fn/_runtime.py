@@ -15,7 +15,8 @@ from scoped_fn._ambient import Ambient, ambient_settings
 from scoped_fn._backends import Code
 from scoped_fn._specs import TensorSpec, matches
 from scoped_fn._structure import Structure
-from scoped_fn._torch import compile_lock, disable_autocast, is_any_autocast_enabled
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.tracing import disable_autocast, is_any_autocast_enabled
 
 if TYPE_CHECKING:
     from scoped_fn._root import Root

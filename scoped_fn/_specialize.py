@@ -18,8 +18,8 @@ from scoped_fn._runtime import Memo, Variant
 from scoped_fn._source import Source, buffer_places, unset_buffers
 from scoped_fn._specs import TensorSpec, spec_of
 from scoped_fn._structure import Structure
-from scoped_fn._torch import compile_lock
-from scoped_fn._torch_levels import is_wrapped
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.wrapped import is_wrapped
 from scoped_fn._variants import inference_variant, training_variant, transform_variant
 from scoped_fn.stages.apply import apply_at
 from scoped_fn.stages.capture import capture_call, describe_inputs

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from scoped_fn._errors import SpecError
+from scoped_fn._torch.tensors import PLAIN_TYPES
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo one, are spread evenly and never repeat
-
-PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @dataclass(frozen=True)

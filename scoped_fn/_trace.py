@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,9 +15,11 @@ from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._backends import Backend, decompositions, tracing_options
 from scoped_fn._checked_op import keep_checks
 from scoped_fn._specs import TensorSpec
-from scoped_fn._torch import fake_mode, functional_graph, make_fx, visible_mutations
-from scoped_fn._torch_flat import Flat
-from scoped_fn._torch_levels import apart
+from scoped_fn._torch.aten import functional_graph, visible_mutations
+from scoped_fn._torch.flat import Flat, vjp_flat
+from scoped_fn._torch.levels import apart
+from scoped_fn._torch.tensors import fake_mode
+from scoped_fn._torch.tracing import make_fx
 
 Made = TypeVar("Made")
 
@@ -73,6 +75,51 @@ def trace(
             return _trace(lambda *t: seen(*t), specs, backend)
     except Exception as error:
         raise NotDerivableError(str(error)) from error
+
+
+def trace_joint(
+    run: Flat,
+    specs: Sequence[TensorSpec],
+    wanted: Sequence[int],
+    tangents: Mapping[int, TensorSpec],
+    backend: Backend,
+    *,
+    torch_rng: bool,
+    dual: bool,
+) -> torch.fx.GraphModule:
+    """Returns the ATen graph of a function's forward and backward, of its forward alone if there are no tangents.
+
+    Placeholders: the arguments, `primals_*`, then the cotangents, `tangents_*`. Outputs: the results, then gradients.
+
+    Args:
+        run: The function.
+        specs: Spec of each argument.
+        wanted: Indices of the arguments that get a gradient, zeros where the results do not depend on them.
+        tangents: Specs of the cotangents, by the index of the result.
+        backend: What it is lowered for.
+        torch_rng: Whether random ops draw from torch's generators.
+        dual: As in `probe`.
+    """
+    count = len(specs)
+
+    def joint(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        primals, cotangents = tensors[:count], dict(zip(tangents, tensors[count:], strict=True))
+        results, grads = vjp_flat(run, primals, wanted, cotangents)
+        return [*results, *or_zeros(grads, primals, wanted)]
+
+    every = [*specs, *tangents.values()]
+    gm = trace(joint if tangents else run, every, backend, torch_rng=torch_rng, dual=dual)
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):  # the partition knows tangents by their names
+        node.target = node.name = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"
+    gm.recompile()
+    return gm
+
+
+def or_zeros(
+    grads: Sequence[torch.Tensor | None], tensors: Sequence[torch.Tensor], wanted: Sequence[int]
+) -> list[torch.Tensor]:
+    """Returns the gradients of the wanted tensors, zeros for those that are None."""
+    return [torch.zeros_like(tensors[i]) if grad is None else grad for i, grad in zip(wanted, grads, strict=True)]
 
 
 def _trace(run: Flat, specs: Sequence[TensorSpec], backend: Backend) -> torch.fx.GraphModule:

@@ -12,7 +12,8 @@ from scoped_fn._chain import Training
 from scoped_fn._graph import fake_inputs, output_values
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, with_stride
-from scoped_fn._torch import compile_lock, storage_id
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.tensors import storage_id
 from scoped_fn._unused_outputs import without_tangents
 from scoped_fn.stages.compile_graph import Compiled
 from scoped_fn.stages.lower import Joint

@@ -12,7 +12,7 @@ from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
 from scoped_fn._one_graph import check_scalar
 from scoped_fn._structure import Structure, flatten, unflatten
-from scoped_fn._torch import in_transform
+from scoped_fn._torch.dual import in_transform
 from scoped_fn._whole_step import WholeStep
 from scoped_fn.state import CompilerState
 

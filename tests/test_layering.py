@@ -81,7 +81,7 @@ ALLOWED = [
     ("state/a.py", "import torch.utils._pytree\ntorch.utils._pytree.tree_map(f, x)"),
     ("state/a.py", "import torch\nprint(torch.__version__, torch.Tensor.__name__)"),
     ("state/a.py", '"""Says why torch._dynamo is not used."""\nraise ValueError("torch._dynamo is private.")'),
-    ("scoped_fn/_torch.py", "import torch._dynamo\nfrom torch import _C"),
+    ("scoped_fn/_torch/dynamo.py", "import torch._dynamo\nfrom torch import _C"),
     ("scoped_fn/_compile.py", "import scoped_fn.kernels\nfrom scoped_fn.state import CompilerState"),
     ("scoped_fn/_compile.py", "def f(model, gm):\n    model.weight = 1\n    gm.graph.x = 1\n    gm['a'] = 1"),
     ("scoped_fn/cli.py", "import rich.table"),

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from scoped_fn import _torch as door
-from scoped_fn import _torch_flat as flat
-from scoped_fn import _torch_levels as levels
+from scoped_fn._torch import aot, aten, dynamo, inductor, levels, nodes, tensors, tracing, wrapped
 
-SOURCES = [Path(str(one.__file__)).read_text(encoding="utf-8") for one in (door, levels, flat)]
+SOURCES = [path.read_text(encoding="utf-8") for path in sorted(Path(str(door.__file__)).parent.glob("*.py"))]
 
 
 def _imports() -> list[tuple[str, str | None]]:
@@ -46,20 +45,20 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 CALLS: dict[str, tuple[Any, int, set[str]]] = {
     # name in the door: (function, positional arguments given, keywords given)
-    "dynamo_graph_capture_for_export": (door.dynamo_graph_capture_for_export, 1, set()),
-    "aot_export_joint_with_descriptors": (door.aot_export_joint_with_descriptors, 3, {"decompositions"}),
+    "dynamo_graph_capture_for_export": (dynamo.dynamo_graph_capture_for_export, 1, set()),
+    "aot_export_joint_with_descriptors": (aot.aot_export_joint_with_descriptors, 3, {"decompositions"}),
     "min_cut_rematerialization_partition": (
-        door.min_cut_rematerialization_partition,
+        aot.min_cut_rematerialization_partition,
         2,
         {"num_fwd_outputs", "static_lifetime_input_indices"},
     ),
-    "compile_fx_inner": (door.compile_fx_inner, 2, {"is_backward", "is_inference"}),
-    "joint_graph_passes": (door.joint_graph_passes, 1, {"input_device"}),
-    "make_fx": (door.make_fx, 1, {"tracing_mode", "pre_dispatch", "_allow_non_fake_inputs"}),
-    "FakeTensorMode": (door.FakeTensorMode, 0, {"allow_non_fake_inputs", "shape_env"}),
-    "select_decomp_table": (door.select_decomp_table, 0, set()),
-    "tracing": (door.tracing, 1, set()),
-    "TracingContext": (door.TracingContext, 1, set()),
+    "compile_fx_inner": (inductor.compile_fx_inner, 2, {"is_backward", "is_inference"}),
+    "joint_graph_passes": (inductor.joint_graph_passes, 1, {"input_device"}),
+    "make_fx": (tracing.make_fx, 1, {"tracing_mode", "pre_dispatch", "_allow_non_fake_inputs"}),
+    "FakeTensorMode": (tensors.FakeTensorMode, 0, {"allow_non_fake_inputs", "shape_env"}),
+    "select_decomp_table": (inductor.select_decomp_table, 0, set()),
+    "tracing": (aot.tracing, 1, set()),
+    "TracingContext": (aot.TracingContext, 1, set()),
 }
 
 
@@ -81,11 +80,11 @@ def test_each_call_of_the_door_fits_the_signature(name: str) -> None:
     ("config", "keys"),
     [
         (
-            door.dynamo_config,
+            dynamo.dynamo_config,
             ["assume_static_by_default", "automatic_dynamic_shapes", "specialize_int", "specialize_float"],
         ),
-        (door.functorch_config, ["backward_pass_autocast"]),
-        (door.inductor_config, ["fallback_random"]),
+        (aot.functorch_config, ["backward_pass_autocast"]),
+        (inductor.inductor_config, ["fallback_random"]),
     ],
     ids=["dynamo", "functorch", "inductor"],
 )
@@ -97,16 +96,16 @@ def test_config_values_can_be_set_for_one_block(config: Any, keys: list[str]) ->
 
 
 def test_descriptors_have_the_fields_we_read() -> None:
-    assert door.PlainAOTInput(idx=3).idx == 3
-    assert door.PlainAOTOutput(idx=2).idx == 2
-    assert door.GradAOTOutput(grad_of=door.PlainAOTInput(idx=1)).grad_of.idx == 1
-    assert door.TangentAOTInput(output=door.PlainAOTOutput(idx=4)).output.idx == 4
-    assert door.InputMutationAOTOutput(mutated_input=door.PlainAOTInput(idx=5)).mutated_input.idx == 5
+    assert aot.PlainAOTInput(idx=3).idx == 3
+    assert aot.PlainAOTOutput(idx=2).idx == 2
+    assert aot.GradAOTOutput(grad_of=aot.PlainAOTInput(idx=1)).grad_of.idx == 1
+    assert aot.TangentAOTInput(output=aot.PlainAOTOutput(idx=4)).output.idx == 4
+    assert aot.InputMutationAOTOutput(mutated_input=aot.PlainAOTInput(idx=5)).mutated_input.idx == 5
 
 
 def test_a_capture_carries_how_to_flatten_and_rebuild() -> None:
     x = torch.ones(2)
-    gm = door.dynamo_graph_capture_for_export(lambda x: {"y": x + 1})(x)
+    gm = dynamo.dynamo_graph_capture_for_export(lambda x: {"y": x + 1})(x)
     (flat,) = gm._dynamo_bytecode_flatten(x)
     assert flat is x
     assert gm._dynamo_bytecode_unflatten((x,), (x,)) == {"y": x}
@@ -118,7 +117,7 @@ def test_levels_have_what_we_read() -> None:
     def look(x: torch.Tensor) -> torch.Tensor:
         seen.extend((level.number, level.kind.name) for level in levels.levels())
         seen.append(levels.levels()[0].batch())
-        assert levels.is_at(x, levels.innermost_level())
+        assert wrapped.is_at(x, levels.innermost_level())
         return x.sum()
 
     torch.func.vmap(torch.func.grad(look))(torch.ones(3, 2))
@@ -134,7 +133,7 @@ def test_a_level_is_left_with_its_grad_modes_and_entered_again() -> None:
             with levels.below(level):
                 assert not torch.is_grad_enabled()
                 assert not levels.levels()
-                assert not levels.is_wrapped(levels.unwrap(x, level))
+                assert not wrapped.is_wrapped(wrapped.unwrap(x, level))
             assert torch.is_grad_enabled()
             assert len(levels.levels()) == 1
             return x.sum()
@@ -145,18 +144,18 @@ def test_a_level_is_left_with_its_grad_modes_and_entered_again() -> None:
 def test_nodes_of_one_level_know_when_their_graph_is_kept() -> None:
     kept: list[bool] = []
 
-    class Look(levels.SingleLevelFunction):
+    class Look(nodes.SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x * 1
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            kept.append(levels.graph_is_kept())
+            kept.append(nodes.graph_is_kept())
             return grad
 
     x = torch.ones(2, requires_grad=True)
-    with levels.single_level_allowed():
+    with nodes.single_level_allowed():
         y = Look.apply(x).sum()
     torch.autograd.grad(y, x, retain_graph=True)
     torch.autograd.grad(y, x)
@@ -166,21 +165,21 @@ def test_nodes_of_one_level_know_when_their_graph_is_kept() -> None:
 def test_the_last_backward_of_a_level_is_known_from_a_user_s_own() -> None:
     found: list[bool] = []
 
-    class Look(levels.SingleLevelFunction):
+    class Look(nodes.SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             level = ctx.level = levels.innermost_level()
             with levels.below(level, within=True):
-                out = levels.unwrap(x, level) * 1
-            return levels.wrap(out, level)
+                out = wrapped.unwrap(x, level) * 1
+            return wrapped.wrap(out, level)
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            found.append(levels.is_last_backward(ctx.level, grad))
+            found.append(nodes.is_last_backward(ctx.level, grad))
             return grad
 
     def inner(x: torch.Tensor) -> torch.Tensor:
-        with levels.single_level_allowed():
+        with nodes.single_level_allowed():
             return torch.autograd.grad(Look.apply(x).sum() * x.sum(), x, create_graph=True)[0].sum()
 
     torch.func.grad(inner)(torch.ones(2))
@@ -190,9 +189,9 @@ def test_the_last_backward_of_a_level_is_known_from_a_user_s_own() -> None:
 
 @pytest.mark.parametrize("make", [lambda x: x.lerp_(x * 2, x), lambda x: x.addcmul_(x, x), lambda x: x.addcdiv_(x, x)])
 def test_in_place_operations_can_be_made_functional_in_forward_mode(make: Callable[..., Any]) -> None:
-    table = door.visible_mutations()
+    table = aten.visible_mutations()
     with torch.autograd.forward_ad.dual_level():
-        gm = door.make_fx(lambda x: make(x.clone()), decomposition_table=table)(torch.ones(2))
-        gm = door.functional_graph(gm, [torch.ones(2)])
+        gm = tracing.make_fx(lambda x: make(x.clone()), decomposition_table=table)(torch.ones(2))
+        gm = aten.functional_graph(gm, [torch.ones(2)])
     expected = make(torch.full((2,), 0.5))
     torch.testing.assert_close(gm(torch.full((2,), 0.5)), expected)

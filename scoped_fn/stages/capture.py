@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from scoped_fn._errors import SpecError
 from scoped_fn._source import Source, make_source
 from scoped_fn._specs import TensorSpec, plain, spec_of
 from scoped_fn._structure import Structure, flatten, paths, unflatten
-from scoped_fn._torch import compile_lock
-from scoped_fn._torch_levels import apart
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.levels import apart
 from scoped_fn.stages.capture_dynamo import capture_dynamo
 from scoped_fn.stages.capture_trace import capture_trace
 from scoped_fn.stages.captured import Captured, Frame, Pieces, normalize
+from scoped_fn.stages.live_code import needs_code
 from scoped_fn.state import CompilerState, acquire, set_buffers
 
 Mode = Callable[[Source, Structure, list[torch.Tensor]], tuple[Pieces, Any, dict[str, Any]]]
@@ -82,7 +84,7 @@ def capture_call(
     graph, constants = normalize(pieces, frame, [*out_names, *new_buffers])
     held = [spec_of(tensor, key) for key, tensor in [*source.params.items(), *source.buffers.items()]]
     all_specs = (*held, *(spec_of(tensor, "a constant") for tensor in constants), *specs)
-    return Captured(
+    captured = Captured(
         owner=owner,
         source=source,
         graph=graph,
@@ -95,6 +97,7 @@ def capture_call(
         rng=rng,
         grad_mode=torch.is_grad_enabled(),
     )
+    return replace(captured, needs_code=needs_code(captured))
 
 
 def input_names(source: Source, structure: Structure, tensors: list[torch.Tensor]) -> list[str]:

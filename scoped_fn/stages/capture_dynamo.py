@@ -13,7 +13,7 @@ from scoped_fn._errors import CaptureError
 from scoped_fn._graph import fake_value
 from scoped_fn._source import Source
 from scoped_fn._structure import Structure, flatten, unflatten
-from scoped_fn._torch import DynamoCapture, TorchDynamoException, capture_with_dynamo
+from scoped_fn._torch.dynamo import DynamoCapture, TorchDynamoException, capture_with_dynamo
 from scoped_fn.stages.capture_opaque import capture_opaque
 from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
 from scoped_fn.stages.trace_watch import user_place

@@ -17,7 +17,7 @@ from scoped_fn._live import buffers_after, copy_with
 from scoped_fn._source import Source
 from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure, flatten
-from scoped_fn._torch import fake_mode
+from scoped_fn._torch.tensors import fake_mode
 from scoped_fn.stages.captured import Pieces
 from scoped_fn.stages.trace_watch import python_draws_refused
 

@@ -17,7 +17,8 @@ from scoped_fn._live import buffers_after, copy_with
 from scoped_fn._source import Source, unset_buffers
 from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure, flatten
-from scoped_fn._torch import fake_mode, make_fx
+from scoped_fn._torch.tensors import fake_mode
+from scoped_fn._torch.tracing import make_fx
 from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
 from scoped_fn.stages.trace_watch import refuse_hidden_rules, user_place
 

@@ -18,7 +18,8 @@ from scoped_fn._graph import Graph, fake_value, user_line
 from scoped_fn._source import Source
 from scoped_fn._specs import TensorSpec
 from scoped_fn._structure import Structure
-from scoped_fn._torch import is_higher_order, storage_id
+from scoped_fn._torch.aten import is_higher_order
+from scoped_fn._torch.tensors import storage_id
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,7 @@ class Captured:
         new_buffers: Names of the buffers that follow them.
         rng: None, or "torch" if random ops draw from torch's generators.
         grad_mode: Whether grad mode was on; the graph is valid in that mode.
+        needs_code: Whether it is lowered from the model's own code, because the graph does not say everything.
     """
 
     owner: int
@@ -52,6 +54,7 @@ class Captured:
     new_buffers: tuple[str, ...]
     rng: str | None
     grad_mode: bool
+    needs_code: bool = False
 
     def __str__(self) -> str:
         return str(self.graph)

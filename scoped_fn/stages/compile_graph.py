@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scoped_fn._backends import Backend, Code, GraphRole, Strides, make_code
 from scoped_fn._graph import Graph
-from scoped_fn._torch import compile_lock
+from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn.stages.lower import Inference
 from scoped_fn.stages.partition import Split
 from scoped_fn.state import CompilerState

@@ -9,7 +9,8 @@ import torch.fx
 
 from scoped_fn._errors import MutationError, RandomOpError
 from scoped_fn._graph import copy_graph, user_line
-from scoped_fn._torch import fake_mode, operator_arguments, version
+from scoped_fn._torch.aten import operator_arguments
+from scoped_fn._torch.tensors import fake_mode, version
 from scoped_fn.stages.captured import Captured
 
 

@@ -12,11 +12,13 @@ from scoped_fn._backends import Backend, check_backend, decompositions, tracing_
 from scoped_fn._checked_op import keep_checks
 from scoped_fn._errors import CaptureError, SpecError
 from scoped_fn._graph import Graph, copy_graph, output_values
-from scoped_fn._torch import ExportedGraph, compile_lock, export_with_aot, fake_mode
-from scoped_fn._torch_levels import apart
+from scoped_fn._torch.aot import ExportedGraph, export_with_aot
+from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.levels import apart
+from scoped_fn._torch.tensors import fake_mode
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.effects import refuse_mutation, refuse_random_ops, refuse_shared_memory
-from scoped_fn.stages.lower_live import export_live, needs_code
+from scoped_fn.stages.lower_live import export_live
 from scoped_fn.state import CompilerState
 
 INFERENCE_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
@@ -139,7 +141,7 @@ def _export(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> E
     torch_rng = captured.rng == "torch"
     grad_mode = captured.grad_mode or any(wanted)
     mode = fake_mode()
-    if needs_code(captured):
+    if captured.needs_code:
         return export_live(captured, wanted, backend)
     try:
         with compile_lock, apart(), torch.set_grad_enabled(grad_mode), tracing_options(backend, torch_rng=torch_rng):

@@ -11,7 +11,8 @@ import torch.fx
 
 from scoped_fn._backends import improve
 from scoped_fn._graph import Graph, copy_graph, fake_inputs, output_values
-from scoped_fn._torch import compile_lock, partition_with_min_cut
+from scoped_fn._torch.aot import partition_with_min_cut
+from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn.stages.lower import Joint
 from scoped_fn.state import CompilerState
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._errors import CaptureError, RandomOpError
-from scoped_fn._torch import top_saved_tensors_hooks
+from scoped_fn._torch.tracing import top_saved_tensors_hooks
 
 
 def refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[torch.Tensor]) -> None:

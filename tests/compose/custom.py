@@ -7,18 +7,22 @@ from typing import Any
 import torch
 
 
-class Surrogate(torch.autograd.Function):
-    """The sign, with the derivative of tanh: no differentiation of the forward finds it, at any order."""
+class SavesInputs(torch.autograd.Function):
+    """What Functions have in common whose backward reads their inputs."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x.sign()
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class Surrogate(SavesInputs):
+    """The sign, with the derivative of tanh: no differentiation of the forward finds it, at any order."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.sign()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -26,24 +30,13 @@ class Surrogate(torch.autograd.Function):
         return gradient * (1 - x.tanh() ** 2)
 
 
-class ForwardSurrogate(torch.autograd.Function):
+class ForwardSurrogate(Surrogate):
     """`Surrogate` with a rule for forward mode that agrees with its backward."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x.sign()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * (1 - x.tanh() ** 2)
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
@@ -102,18 +95,12 @@ class SavedOutput(torch.autograd.Function):
         return gradient * output * scale * 2, gradient * output * x
 
 
-class TwoOutputs(torch.autograd.Function):
+class TwoOutputs(SavesInputs):
     """Sine and cosine; the backward mixes both gradients in a way of its own."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.sin(), x.cos()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -140,18 +127,12 @@ class WithIndex(torch.autograd.Function):
         return torch.zeros_like(x).scatter(0, indices, gradient * x.exp().gather(0, indices))
 
 
-class Outer(torch.autograd.Function):
+class Outer(SavesInputs):
     """The square; its backward calls `Surrogate`, so the second derivative is that one's backward."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: torch.Tensor) -> torch.Tensor:
         return x**2
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:

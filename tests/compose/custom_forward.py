@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tests.compose.custom import ForwardSurrogate
+from tests.compose.custom import ForwardSurrogate, SavesInputs
 from tests.compose.modules import seeded
 
 
@@ -74,18 +74,12 @@ class Once(torch.autograd.Function):
         return gradient * x.cos() * 2
 
 
-class OnceFunctional(torch.autograd.Function):
+class OnceFunctional(SavesInputs):
     """`Once` in the style that torch.func takes."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: torch.Tensor) -> torch.Tensor:
         return x.sin()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     @once_differentiable

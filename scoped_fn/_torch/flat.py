@@ -1,4 +1,4 @@
-"""The door to private torch, third part: functions of flat tensors under one more level of `torch.func`.
+"""Functions of flat tensors under one more level of `torch.func`.
 
 They are `torch.vmap`, `torch.func.vjp` and `torch.func.jvp`, but say what depends on what: which results have a batch,
 which arguments get no gradient, which results have no tangent.
@@ -6,7 +6,7 @@ which arguments get no gradient, which results have no tangent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -26,7 +26,7 @@ from torch._C._functorch import (
 from torch._functorch.eager_transforms import enter_jvp_nesting, exit_jvp_nesting
 from torch.autograd import forward_ad
 
-from scoped_fn._torch_levels import dual_parts, forward_mode_active, make_dual
+from scoped_fn._torch.dual import dual_parts, forward_mode_active, make_dual
 
 Flat = Callable[..., Sequence[torch.Tensor]]
 
@@ -51,7 +51,7 @@ def vmap_flat(
 
 
 def vjp_flat(
-    run: Flat, tensors: Sequence[torch.Tensor], wanted: Sequence[int], cotangents: Sequence[torch.Tensor | None]
+    run: Flat, tensors: Sequence[torch.Tensor], wanted: Sequence[int], cotangents: Mapping[int, torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
     """Returns the results, and the gradient for each wanted tensor, None where the results do not depend on it.
 
@@ -59,17 +59,13 @@ def vjp_flat(
         run: The function.
         tensors: Its arguments.
         wanted: Indices of the arguments to differentiate.
-        cotangents: One for each result; None leaves the result out.
+        cotangents: By the index of a result; results without one are left out.
     """
     number = _grad_increment_nesting()
     try:
         with torch.enable_grad():
             outs, leaves = _run_with_leaves(run, tensors, wanted, number)
-            pairs = [
-                (out, cotangent)
-                for out, cotangent in zip(outs, cotangents, strict=True)
-                if cotangent is not None and _carries_gradient(out, number)
-            ]
+            pairs = [(outs[i], given) for i, given in cotangents.items() if _carries_gradient(outs[i], number)]
             grads: Sequence[torch.Tensor | None] = [None] * len(wanted)
             if pairs and wanted:
                 ends, given = zip(*pairs, strict=True)
