@@ -1,4 +1,4 @@
-"""Every private name of torch that the one door uses is there, and takes the parameters we give it."""
+"""Every private name of torch that the two doors use is there, and takes the parameters we give it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import torch
 
 from scoped_fn import _torch as door
 from scoped_fn._torch import aot, aten, dynamo, inductor, levels, nodes, tensors, tracing, wrapped
+from scoped_fn.kernels import _opaque_op as kernels_door
 
-SOURCES = [path.read_text(encoding="utf-8") for path in sorted(Path(str(door.__file__)).parent.glob("*.py"))]
+DOORS = [*sorted(Path(str(door.__file__)).parent.glob("*.py")), Path(str(kernels_door.__file__))]
+SOURCES = [path.read_text(encoding="utf-8") for path in DOORS]
 
 
 def _imports() -> list[tuple[str, str | None]]:
@@ -37,6 +39,11 @@ def test_the_door_imports_something() -> None:
 def test_each_import_exists(module: str, name: str | None) -> None:
     found = importlib.import_module(module)
     assert name is None or hasattr(found, name)
+
+
+@pytest.mark.parametrize("name", ["_set_fwd_grad_enabled", "_current_level"])
+def test_forward_mode_has_what_the_kernels_ask(name: str) -> None:
+    assert hasattr(torch.autograd.forward_ad, name)
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
