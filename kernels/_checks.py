@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scoped_fn.kernels._formats import BLOCK, E4M3, E5M2, FP8_MAX, MX_BLOCK, NVFP4_BLOCK, as_rows, ceil_div
+from scoped_fn.kernels.quantized import Quantized
 
 # Data and scales that belong together: rows and columns of a block, and the size of scales where one spans them all.
 SCALED: Final = MappingProxyType(
@@ -56,6 +57,25 @@ def check_float32(value: Tensor, name: str, *shapes: tuple[int, ...]) -> None:
         raise ValueError(f"Expected {name} of shape {wanted}, got {tuple(value.shape)}. Reshape it.")
 
 
+def check_vector(value: Tensor, name: str, size: int) -> None:
+    """Raises TypeError or ValueError for what is not a tensor of one size in a float dtype."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"Expected {name} to be a tensor, got {type(value).__name__}. Pass a torch.Tensor.")
+    if value.dtype not in FLOATS or tuple(value.shape) != (size,):
+        raise ValueError(
+            f"Expected {name} of shape ({size},) in float32, bfloat16 or float16, got {tuple(value.shape)} in "
+            f"{value.dtype}. Reshape or convert it."
+        )
+
+
+def check_quantized(value: Quantized, name: str) -> None:
+    """Raises TypeError for what is not `Quantized`."""
+    if not isinstance(value, Quantized):
+        raise TypeError(
+            f"Expected {name} to be Quantized, got {type(value).__name__}. Quantize it: {name} = quantize(...)."
+        )
+
+
 def check_same_device(first: Tensor, **others: Tensor | None) -> None:
     """Raises ValueError for tensors on several devices."""
     for name, other in others.items():
@@ -89,6 +109,10 @@ def check_layout(data: Tensor, scale_inv: Tensor, name: str) -> Tensor:
             f"got {data.dtype} with {scale_inv.dtype}. Make it with quantize, or another function of this module."
         )
     rows, columns = data.shape
+    if scale_inv.dim() not in (0, 2):
+        raise ValueError(
+            f"Expected scales of {name} of shape () or (R, C), got {tuple(scale_inv.shape)}. Rows have (M, 1)."
+        )
     scales = scale_inv if scale_inv.dim() == 2 else scale_inv.reshape(1, 1)
     block_rows, block_columns, whole = SCALED[data.dtype, scale_inv.dtype]
     r_fits = scales.shape[0] in (rows, ceil_div(rows, block_rows), *whole)

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from scoped_fn.kernels import _ops as ops
-from scoped_fn.kernels._checks import FLOATS, as_matrix, check_float32, check_fp8, check_not_negative, check_same_device
+from scoped_fn.kernels._checks import (
+    as_matrix,
+    check_float32,
+    check_fp8,
+    check_not_negative,
+    check_same_device,
+    check_vector,
+)
 from scoped_fn.kernels.quantized import Quantized
 
 
@@ -98,7 +105,7 @@ def silu_gate_quantize(
         TypeError: An argument is of another type.
         ValueError: Sizes or devices do not fit each other.
     """
-    matrix = _checked(gate, scale, dtype, 0.0)
+    matrix = _checked(gate, scale, dtype, 0.0, "gate")
     if up.shape != gate.shape:
         raise ValueError(f"Expected up of shape {tuple(gate.shape)}, as gate, got {tuple(up.shape)}. Make them equal.")
     check_same_device(gate, up=up)
@@ -106,18 +113,14 @@ def silu_gate_quantize(
     return _quantized(gate, scale, transpose, *quantized)
 
 
-def _checked(x: Tensor, scale: Tensor, dtype: torch.dtype, eps: float, **vectors: Tensor) -> Tensor:
-    matrix = as_matrix(x)
+def _checked(x: Tensor, scale: Tensor, dtype: torch.dtype, eps: float, name: str = "x", /, **vectors: Tensor) -> Tensor:
+    matrix = as_matrix(x, name)
     check_fp8(dtype)
     check_float32(scale, "scale", ())
     check_not_negative(eps, "eps")
+    for vector_name, vector in vectors.items():
+        check_vector(vector, vector_name, matrix.shape[2])
     check_same_device(x, scale=scale, **vectors)
-    for name, vector in vectors.items():
-        if vector.dtype not in FLOATS or tuple(vector.shape) != (matrix.shape[2],):
-            raise ValueError(
-                f"Expected {name} of shape ({matrix.shape[2]},) in float32, bfloat16 or float16, got "
-                f"{tuple(vector.shape)} in {vector.dtype}. Reshape or convert it."
-            )
     return matrix
 
 

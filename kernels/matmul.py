@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from scoped_fn.kernels import _ops as ops
-from scoped_fn.kernels._checks import FLOATS, check_choice, check_layout, check_same_device
+from scoped_fn.kernels._checks import (
+    FLOATS,
+    check_choice,
+    check_layout,
+    check_quantized,
+    check_same_device,
+    check_vector,
+)
 from scoped_fn.kernels._formats import as_rows
 from scoped_fn.kernels.quantize import dequantize
 from scoped_fn.kernels.quantized import Quantized
@@ -54,6 +61,8 @@ def scaled_mm(
         tensor(True)
     """
     check_choice(out_dtype, "out_dtype", FLOATS)
+    check_quantized(a, "a")
+    check_quantized(b, "b")
     left, right = a._replace(data=as_rows(a.data)), b.mT
     _check_sizes(left.data, right.data, bias)
     if left.scale_inv.dtype == right.scale_inv.dtype == torch.float32:
@@ -81,8 +90,5 @@ def _check_sizes(left: Tensor, right: Tensor, bias: Tensor | None) -> None:
             f"Expected b of shape (K, N) = ({left.shape[1]}, N) for a of shape {tuple(left.shape)}, got "
             f"{tuple(right.shape[::-1])}. A weight (N, K) enters as w.mT."
         )
-    if bias is not None and (bias.dtype not in FLOATS or tuple(bias.shape) != right.shape[:1]):
-        raise ValueError(
-            f"Expected bias of shape ({right.shape[0]},) in float32, bfloat16 or float16, got {tuple(bias.shape)} in "
-            f"{bias.dtype}. Reshape or convert it."
-        )
+    if bias is not None:
+        check_vector(bias, "bias", right.shape[0])

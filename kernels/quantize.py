@@ -14,6 +14,7 @@ from scoped_fn.kernels._checks import (
     check_fp8,
     check_layout,
     check_not_negative,
+    check_quantized,
     check_same_device,
 )
 from scoped_fn.kernels._formats import BLOCK, as_rows
@@ -184,6 +185,7 @@ def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> Tens
         ValueError: The scales do not fit the data.
     """
     check_choice(dtype, "dtype", FLOATS)
+    check_quantized(quantized, "quantized")
     if quantized.data.dtype == torch.uint8:
         return dequantize_nvfp4(quantized, dtype)
     matrix = as_rows(quantized.data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def update_scales(
 
     Raises:
         TypeError: A tensor is not float32.
-        ValueError: Sizes do not fit each other, or algorithm is another word.
+        ValueError: Sizes do not fit each other, algorithm is another word, or a number is out of range.
 
     Example:
         >>> history = torch.tensor([[4.0], [0.0], [8.0]])
@@ -54,7 +56,11 @@ def update_scales(
     check_float32(amax_history, "amax_history", tuple(amax_history.shape))
     check_float32(scale, "scale", (columns,))
     check_choice(algorithm, "algorithm", ("max", "most_recent"))
+    if not -127 <= margin <= 149:
+        raise ValueError(f"Expected margin from -127 to 149, a power of two that float32 has, got {margin}. Use 0.")
     if not isinstance(fp8_max, Tensor):
+        if not 0 < fp8_max < math.inf:
+            raise ValueError(f"Expected fp8_max above 0, got {fp8_max}. Pass 448 for E4M3, 57344 for E5M2.")
         fp8_max = torch.full_like(scale, fp8_max)
     check_float32(fp8_max, "fp8_max", (columns,))
     check_same_device(amax_history, scale=scale, fp8_max=fp8_max)
