@@ -6,21 +6,26 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-triton36 lint format bench clean
 
 help:
 	@echo "make demo    train a small GPT on real English text (options: make demo ARGS='--steps 100')"
 	@echo "make test    run the tests (options: make test ARGS='-k state')"
+	@echo "make test-triton36  run the tests of the Triton kernels with Triton 3.6.0, in .venv-triton36"
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make bench   time compiled functions against torch.compile and eager"
-	@echo "make clean   remove build products and caches (.venv and runs stay)"
+	@echo "make clean   remove build products and caches (.venv* and runs stay)"
 
 demo: .venv/.installed
 	$(BIN)/scoped-fn train $(ARGS)
 
 test: .venv/.installed-test
 	$(BIN)/python -m pytest $(ARGS)
+
+# The oldest Triton that the library accepts: all other pins as everywhere.
+test-triton36: .venv-triton36/.installed-test
+	.venv-triton36/bin/python -m pytest tests/kernels/test_processes.py $(ARGS)
 
 lint: .venv/.installed-lint
 	$(BIN)/ruff check
@@ -43,6 +48,12 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	    f"Expected Python 3.11 or later, got {sys.version.split()[0]}. Say which to use: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv-triton36/.installed-test: .venv/.created $(SOURCES)
+	$(PYTHON) -m venv .venv-triton36
+	sed 's/^triton==.*/triton==3.6.0/' constraints.txt > .venv-triton36/constraints.txt
+	.venv-triton36/bin/python -m pip install --quiet --constraint .venv-triton36/constraints.txt --editable '.[test]'
 	@touch $@
 
 .venv/.installed: .venv/.created $(SOURCES)

@@ -18,7 +18,7 @@ from scoped_fn.kernels import _tiles as tiles
 from scoped_fn.kernels._tiles import TILES, Tile
 from scoped_fn.tune_cases import Case, cases
 
-BEGIN, END = "# tiles: begin\n", "# tiles: end\n"
+BEGIN, END = "# The table begins.\n", "# The table ends.\n"
 GAIN = 0.98  # a neighbour must be this much faster, or the table would follow the noise
 Key = tuple[str, str, str, str]
 

@@ -1,4 +1,4 @@
-"""Derivatives of `scaled_mm` and `dequantize` by scales and bias equal those of the exact product, in every transform."""
+"""Derivatives of `scaled_mm` and `dequantize` by scales and bias equal those of the exact product."""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,8 +67,8 @@ TRANSFORMS: dict[str, Callable[[Function], Function]] = {
     "jvp": lambda f: lambda *s: jvp(f, s, tuple(t + 1 for t in s)),
     "hessian": lambda f: hessian(lambda *s: f(*s).sum(), ARGS),
     "grad of grad": lambda f: grad(lambda *s: grad(lambda *s: f(*s).sum())(*s).square().sum(), ARGS),
-    "vmap of grad": lambda f: lambda *s: vmap(grad(lambda *s: f(*s).sum(), ARGS))(
-        *(torch.stack([t, 2 * t]) for t in s)
+    "vmap of grad": lambda f: (
+        lambda *s: vmap(grad(lambda *s: f(*s).sum(), ARGS))(*(torch.stack([t, 2 * t]) for t in s))
     ),
     "compiled grad": lambda f: torch.compile(
         grad(lambda *s: f(*s).square().sum(), ARGS), fullgraph=True, backend="aot_eager"

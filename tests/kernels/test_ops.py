@@ -46,7 +46,9 @@ def test_opcheck_with_gradients(call: Call) -> None:
         a.clone().requires_grad_() if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a
         for a in call.arguments
     )
-    opcheck(call.op, arguments, test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static"))
+    opcheck(
+        call.op, arguments, test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    )
 
 
 @ALL

@@ -1,0 +1,70 @@
+"""What every launcher asks: which GPU, and how much of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+
+from scoped_fn.kernels._formats import FLOAT32_MAX, FP8_MAX
+from scoped_fn.kernels._tiles import Tile
+
+# The GPU that the interpreter stands in for.
+INTERPRETED_ARCH: Final = "cuda:90"
+INTERPRETED_PROCESSORS: Final = 4
+
+
+def arch_of(x: torch.Tensor) -> str:
+    """Returns the architecture that holds `x`: "cuda:90", "hip:gfx942"; that of Hopper for a CPU tensor."""
+    if not x.is_cuda:
+        return INTERPRETED_ARCH
+    properties = torch.cuda.get_device_properties(x.device)
+    if torch.version.hip is not None:
+        return f"hip:{properties.gcnArchName.split(':')[0]}"
+    return f"cuda:{properties.major}{properties.minor}"
+
+
+def processors(x: torch.Tensor) -> int:
+    """Returns the number of streaming multiprocessors of the GPU that holds `x`; a fixed one for a CPU tensor."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROCESSORS
+
+
+def rounds_first(arch: str) -> bool:
+    """Returns whether a cast of float32 to FP8 is not to be trusted: it saturates and rounds once from Hopper on.
+
+    Before, Triton goes through float16 and rounds twice; on AMD, what is too large overflows.
+    """
+    return not has_tma(arch)
+
+
+def wide(tile: Tile, rows: int, columns: int, *tensors: torch.Tensor) -> bool:
+    """Returns whether offsets inside of one tile of `(B, M, K)` tensors, or of their outputs, need 64 bits."""
+    strides = [(x.stride(1), x.stride(2)) for x in tensors]
+    strides += [(columns, 1), (1, rows)]
+    return any(tile.block_m * m + tile.block_k * k >= 2**31 for m, k in strides)
+
+
+def empty_quantized(x: torch.Tensor, dtype: torch.dtype, transpose: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns room for `x` quantized, `(B, M, K)`, and transposed, `(B, K, M)` or `(B, 0, 0)` without `transpose`."""
+    batch, rows, columns = x.shape
+    data = torch.empty((batch, rows, columns), dtype=dtype, device=x.device)
+    turned = (batch, columns, rows) if transpose else (batch, 0, 0)
+    return data, torch.empty(turned, dtype=dtype, device=x.device)
+
+
+def scale_inv_of_nothing(dtype: torch.dtype, power_of_2: bool, epsilon: float) -> float:
+    """Returns the `scale_inv` of a tensor without elements, whose amax is 0, as `cast.scale_of` computes it."""
+    floor = torch.tensor(epsilon, dtype=torch.float32)
+    if not 0.0 < floor.item() < math.inf:
+        return 1.0
+    scale = torch.div(torch.tensor(FP8_MAX[dtype]), floor).clamp(max=FLOAT32_MAX)
+    if power_of_2:
+        scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return scale.reciprocal().item()
+
+
+def has_tma(arch: str) -> bool:
+    """Returns whether the tensor memory accelerator is there: Hopper and later."""
+    kind, _, number = arch.partition(":")
+    return kind == "cuda" and int(number) >= 90
