@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from scoped_fn.kernels._formats import BLOCK, E4M3, E5M2, FP8_MAX, MX_BLOCK, NVFP4_BLOCK, as_rows, ceil_div
+from scoped_fn.kernels._formats import BLOCK, E4M3, E5M2, FLOAT32_MAX, FP8_MAX, MX_BLOCK, NVFP4_BLOCK, as_rows, ceil_div
 from scoped_fn.kernels.quantized import Quantized
 
 # Data and scales that belong together: rows and columns of a block, and the size of scales where one spans them all.
@@ -69,11 +69,17 @@ def check_vector(value: Tensor, name: str, size: int) -> None:
 
 
 def check_quantized(value: Quantized, name: str) -> None:
-    """Raises TypeError for what is not `Quantized`."""
+    """Raises TypeError for what is not `Quantized`, ValueError where its parts lie on several devices."""
     if not isinstance(value, Quantized):
         raise TypeError(
             f"Expected {name} to be Quantized, got {type(value).__name__}. Quantize it: {name} = quantize(...)."
         )
+    for part in (value.data, value.scale_inv):
+        if not isinstance(part, Tensor):
+            raise TypeError(
+                f"Expected data and scale_inv of {name} to be tensors, got {type(part).__name__}. Quantize it."
+            )
+    check_same_device(value.data, **{f"scale_inv of {name}": value.scale_inv, f"amax of {name}": value.amax})
 
 
 def check_same_device(first: Tensor, **others: Tensor | None) -> None:
@@ -91,9 +97,16 @@ def check_choice(value: object, name: str, choices: tuple[object, ...]) -> None:
 
 
 def check_not_negative(value: float, name: str) -> None:
-    """Raises ValueError for a number below zero, or none."""
-    if not value >= 0:
+    """Raises TypeError or ValueError for what is not a number from zero to the largest float32."""
+    check_number(value, name)
+    if not 0 <= value <= FLOAT32_MAX:
         raise ValueError(f"Expected {name} of at least 0, got {value}. Pass 0 for no effect.")
+
+
+def check_number(value: float, name: str) -> None:
+    """Raises TypeError for what is not a Python number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"Expected {name} to be a number, got {type(value).__name__}. Pass a Python float.")
 
 
 def check_layout(data: Tensor, scale_inv: Tensor, name: str) -> Tensor:
@@ -115,8 +128,9 @@ def check_layout(data: Tensor, scale_inv: Tensor, name: str) -> Tensor:
         )
     scales = scale_inv if scale_inv.dim() == 2 else scale_inv.reshape(1, 1)
     block_rows, block_columns, whole = SCALED[data.dtype, scale_inv.dtype]
-    r_fits = scales.shape[0] in (rows, ceil_div(rows, block_rows), *whole)
-    if not (r_fits and scales.shape[1] in (ceil_div(columns, block_columns), *whole)):
+    # What spans a dimension first: a comparison with its size would tie a traced size down.
+    r_fits = scales.shape[0] in (*whole, rows, ceil_div(rows, block_rows))
+    if not (r_fits and scales.shape[1] in (*whole, ceil_div(columns, block_columns))):
         raise ValueError(
             f"Expected scales along the rows of {name}, whose data is {(rows, columns)}, got scales of shape "
             f"{tuple(scale_inv.shape)}. Quantize with transpose=True to multiply along the other dimension."

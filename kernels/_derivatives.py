@@ -33,8 +33,8 @@ def _scaled_mm_backward(arguments: tuple[Any, ...], needed: tuple[bool, ...], co
     a, b, scale_a, scale_b, bias = arguments[:5]
     _refuse_data(needed[0] or needed[1])
     g = cotangent.float()
-    for_a = _sum_blocks((g @ _dequantize(b, scale_b)) * a.float(), a, scale_a) if needed[2] else None
-    for_b = _sum_blocks((g.mT @ _dequantize(a, scale_a)) * b.float(), b, scale_b) if needed[3] else None
+    for_a = _sum_blocks(_product(g, _dequantize(b, scale_b)) * a.float(), a, scale_a) if needed[2] else None
+    for_b = _sum_blocks(_product(g.mT, _dequantize(a, scale_a)) * b.float(), b, scale_b) if needed[3] else None
     return None, None, for_a, for_b, g.sum(1).to(bias.dtype) if needed[4] else None, None, None
 
 
@@ -46,10 +46,15 @@ def _scaled_mm_jvp(arguments: tuple[Any, ...], tangents: tuple[Tensor | None, ..
     # Linear in each of the three.
     y = torch.zeros((), device=a.device).expand(*a.shape[:2], b.shape[1])
     if for_a is not None:
-        y = y + _dequantize(a, for_a) @ _dequantize(b, scale_b).mT
+        y = y + _product(_dequantize(a, for_a), _dequantize(b, scale_b).mT)
     if for_b is not None:
-        y = y + _dequantize(a, scale_a) @ _dequantize(b, for_b).mT
+        y = y + _product(_dequantize(a, scale_a), _dequantize(b, for_b).mT)
     return (y if for_bias is None else y + for_bias[:, None].float()).to(out_dtype)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Returns a @ b, in float64, which autocast leaves alone: to switch it off has no effect inside torch.func."""
+    return (a.double() @ b.double()).float()
 
 
 def _refuse_data(wanted: bool) -> None:

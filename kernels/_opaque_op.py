@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
 from torch._C import _DisableAutocast as disable_autocast
+from torch._C import _is_fwd_grad_enabled as is_forward_mode_enabled
+from torch._C._functorch import peek_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
@@ -80,12 +82,12 @@ def _autograd_kernel(op: OpOverload[..., Any], derivative: Derivative | None) ->
 
     class OneLevel(SingleLevelFunction):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
+        def forward(ctx: Any, modes: tuple[bool, bool], *arguments: Any) -> Any:
             ctx.set_materialize_grads(False)  # a zero gradient of FP8 data is none at all
             if derivative is not None:
                 _save(ctx, arguments)
-            # An outer level still records, so its modes are on again.
-            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            # torch has both switched off here, but an outer level records if the caller does.
+            with torch.set_grad_enabled(modes[0]), forward_ad._set_fwd_grad_enabled(modes[1]):
                 results = below(*arguments)
             if derivative is None and isinstance(results, tuple):
                 ctx.mark_non_differentiable(*(result for result in results if result.dtype == torch.float32))
@@ -93,23 +95,41 @@ def _autograd_kernel(op: OpOverload[..., Any], derivative: Derivative | None) ->
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            return rules.backward(_saved(ctx), ctx.needs_input_grad, cotangents[0])
+            return None, *rules.backward(_saved(ctx), ctx.needs_input_grad[1:], cotangents[0])
 
         @staticmethod
-        def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-            return rules.jvp(_saved(ctx), tangents)
+        def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
+            # The rule is linear in the tangents and must be differentiable by an outer forward mode, not by this one.
+            primals = tuple(_primal(value) for value in _saved(ctx))
+            with forward_ad._set_fwd_grad_enabled(True):
+                return rules.jvp(primals, tangents)
+
+        @staticmethod
+        def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
+            return (ctx._autograd_function_id,)
 
     def below(*arguments: Any) -> Any:
         with below_autograd():  # on to the next level, or to the backend
             return op(*arguments)
 
     def kernel(*arguments: Any) -> Any:
-        if forward_ad._current_level < 0 and not any(isinstance(t, Tensor) and t.requires_grad for t in arguments):
+        if not _is_recorded(arguments):
             return below(*arguments)  # saves a quarter of a small call
         with enable_single_level_autograd_function():
-            return OneLevel.apply(*arguments)  # type: ignore[attr-defined]
+            return OneLevel.apply((torch.is_grad_enabled(), is_forward_mode_enabled()), *arguments)  # type: ignore[attr-defined]
 
     return kernel
+
+
+def _is_recorded(arguments: tuple[Any, ...]) -> bool:
+    """Whether a derivative may be wanted. Tracers open forward mode in C++, where only the stack of levels tells."""
+    if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+        return True
+    return any(isinstance(value, Tensor) and value.requires_grad for value in arguments)
+
+
+def _primal(value: Any) -> Any:
+    return forward_ad.unpack_dual(value, level=0).primal if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]
 
 
 def _refusal(name: str) -> Derivative:
@@ -139,22 +159,19 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
 
 def _fold_batch(op: OpOverload[..., Any]) -> Callable[..., Any]:
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Any:
-        size = info.batch_size
-        results = op(*(_folded(value, dim, size) for value, dim in zip(arguments, in_dims, strict=True)))
+        pairs = zip(arguments, in_dims, strict=True)
+        batched = [
+            _batched(value, dim, info.batch_size) if isinstance(value, Tensor) else value for value, dim in pairs
+        ]
+        sizes = next(value.shape[:2] for value in batched if isinstance(value, Tensor))
+        results = op(*(value.flatten(0, 1) if isinstance(value, Tensor) else value for value in batched))
         if isinstance(results, Tensor):
-            return _unfolded(results, size), 0
-        return tuple(_unfolded(result, size) for result in results), (0,) * len(results)
+            return results.reshape(*sizes, *results.shape[1:]), 0
+        return tuple(result.reshape(*sizes, *result.shape[1:]) for result in results), (0,) * len(results)
 
     return rule
 
 
-def _folded(value: Any, dim: int | None, size: int) -> Any:
-    """Returns a tensor with its mapped dimension folded into the leading one; what is not mapped is repeated."""
-    if not isinstance(value, Tensor):
-        return value
-    batched = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
-    return batched.flatten(0, 1)
-
-
-def _unfolded(result: Tensor, size: int) -> Tensor:
-    return result.reshape(size, result.shape[0] // max(size, 1), *result.shape[1:])
+def _batched(value: Tensor, dim: int | None, size: int) -> Tensor:
+    """Returns a tensor with its mapped dimension in front of its batch dimension; what is not mapped is repeated."""
+    return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)

@@ -85,10 +85,9 @@ def scaled_mm(
     Sums are in float32, so fast accumulation has no meaning here.
     """
     if len(a) > 1 and _is_one_matrix(b, scale_a, scale_b, bias):
-        y = scaled_mm(
-            a.reshape(1, -1, a.shape[2]), b[:1], scale_a[:1], scale_b[:1], _first(bias), out_dtype, fast_accum
-        )
-        return y.reshape(len(a), a.shape[1], -1)
+        rows = a.flatten(0, 1)[None]
+        y = scaled_mm(rows, b[:1], scale_a[:1], scale_b[:1], _first(bias), out_dtype, fast_accum)
+        return y.reshape(len(a), a.shape[1], b.shape[1])
     if out_dtype == torch.bfloat16 and (bias is None or bias.dtype == torch.bfloat16):
         exact = _bfloat16_operands(a, b, scale_a, scale_b)
         if exact is not None:
@@ -96,7 +95,8 @@ def scaled_mm(
             start = left.new_zeros(1, 1, 1) if bias is None else bias[:, None]
             return torch.baddbmm(start, left, right.mT, beta=int(bias is not None), alpha=scale)
     if _is_of_rows(scale_a, a) and _is_of_rows(scale_b, b):
-        y = (_upcast(a).float() @ _upcast(b).float().mT) * (scale_a * scale_b.mT)
+        # One scale after the other: their product may underflow where the result does not.
+        y = (_upcast(_once(a)).float() @ _upcast(_once(b)).float().mT) * scale_a * scale_b.mT
     else:
         y = dequantize(a, scale_a, torch.float32) @ dequantize(b, scale_b, torch.float32).mT
     return (y if bias is None else y + bias[:, None].float()).to(out_dtype)
@@ -235,6 +235,7 @@ def _cast(x: Tensor, scaled: Tensor, amax: Tensor, dtype: torch.dtype, transpose
 
 def _blocks(x: Tensor, rows: int, columns: int) -> Tensor:
     """Returns x (B, M, K), padded with zeros, as (B, M / rows, rows, K / columns, columns)."""
+    rows, columns = min(rows, max(x.shape[1], 1)), min(columns, max(x.shape[2], 1))
     x = pad(x, (0, -x.shape[2] % columns, 0, -x.shape[1] % rows))
     batch, m, k = x.shape
     return x.reshape(batch, m // rows, rows, k // columns, columns)
@@ -293,6 +294,11 @@ def _is_of_rows(scale: Tensor, data: Tensor) -> bool:
     return scale.shape[2] == 1 and scale.shape[1] in (1, data.shape[1])
 
 
+def _once(x: Tensor) -> Tensor:
+    """Returns a batch of one where all its matrices are one in memory."""
+    return x[:1] if len(x) > 1 and x.stride(0) == 0 else x
+
+
 def _first(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias[:1]
 
@@ -302,7 +308,9 @@ def _bfloat16_operands(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -
     if a.numel() == 0 or b.numel() == 0:
         return None
     if scale_a.numel() == scale_b.numel() == 1:
-        return _upcast(a), _upcast(b), float(scale_a * scale_b)
+        scale = scale_a.item() * scale_b.item()
+        # Far from the ends of float32. A scale of 0 would leave torch's result unwritten.
+        return (_upcast(a), _upcast(b), scale) if 2.0**-100 < scale < 2.0**100 else None
     if all(_are_plain_powers_of_2(scale) for scale in (scale_a, scale_b)):
         return dequantize(a, scale_a, torch.bfloat16), dequantize(b, scale_b, torch.bfloat16), 1.0
     return None

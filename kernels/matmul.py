@@ -47,7 +47,7 @@ def scaled_mm(
 
     Returns:
         (..., N). Differentiable with respect to bias and float32 scales; the data has no derivative. MX and NVFP4
-        operands are dequantized to float32 first, on every device.
+        operands are dequantized and multiplied in float64, on every device.
 
     Raises:
         TypeError: An operand is of another type.
@@ -68,8 +68,10 @@ def scaled_mm(
     if left.scale_inv.dtype == right.scale_inv.dtype == torch.float32:
         y = _scaled_mm(left, right, bias, out_dtype, fast_accum)
     else:
-        y = dequantize(left) @ dequantize(right).mT
-        y = (y if bias is None else y + bias.float()).to(out_dtype)
+        check_same_device(left.data, b=right.data, bias=bias)
+        # In float64, which autocast leaves alone: to switch it off has no effect inside torch.func.
+        y = dequantize(left).double() @ dequantize(right).mT.double()
+        y = (y if bias is None else y + bias).to(out_dtype)
     return y.reshape(*a.data.shape[:-1], y.shape[1])
 
 

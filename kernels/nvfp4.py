@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scoped_fn.kernels import _ops as ops
-from scoped_fn.kernels._checks import as_matrix, check_choice, check_float32, check_layout
+from scoped_fn.kernels._checks import as_matrix, check_choice, check_float32, check_layout, check_same_device
 from scoped_fn.kernels._formats import NVFP4_BLOCK, as_rows
 from scoped_fn.kernels.quantized import Quantized
 
@@ -48,6 +48,7 @@ def quantize_nvfp4(
     check_choice(block_rows, "block_rows", (1, NVFP4_BLOCK))
     if noise is not None:
         check_float32(noise, "noise", tuple(x.shape))
+        check_same_device(x, noise=noise)
     noise = None if noise is None else as_rows(noise)[None]
     data, scale_inv, data_t, scale_inv_t, amax = ops.quantize_nvfp4(matrix, block_rows, noise, transpose)
     data = data.reshape(x.shape)
@@ -60,7 +61,9 @@ def dequantize_nvfp4(quantized: Quantized, dtype: torch.dtype = torch.float32) -
     """Returns ``code * scale_inv / s`` of NVFP4 data in its shape; s follows from amax, as in `quantize_nvfp4`."""
     matrix = as_rows(quantized.data)
     scales = check_layout(matrix, quantized.scale_inv, "quantized")
-    amax = torch.as_tensor(quantized.amax).reshape(1)
+    if quantized.amax is None or quantized.amax.numel() != 1:
+        raise ValueError(f"Expected quantized with the amax of its tensor, got {quantized.amax}. Keep all its fields.")
+    amax = quantized.amax.reshape(1)
     x: Tensor = ops.dequantize_nvfp4(matrix[None], scales[None], amax, dtype)
     return x.reshape(quantized.data.shape)
 
@@ -90,8 +93,11 @@ def hadamard_16(x: Tensor, signs: Tensor) -> Tensor:
             f"Expected x (..., K) with K a multiple of 16, and signs (16,), got {tuple(x.shape)} and "
             f"{tuple(signs.shape)}. Pad x with zeros."
         )
-    matrix = torch.full((1, 1), 0.25, dtype=x.dtype, device=x.device)
-    for _ in range(4):
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // NVFP4_BLOCK, NVFP4_BLOCK)
-    return ((blocks * signs) @ matrix).flatten(-2)
+    columns = x.shape[-1]
+    x = x.reshape(*x.shape[:-1], columns // NVFP4_BLOCK, NVFP4_BLOCK) * signs
+    shape = x.shape
+    for half in (1, 2, 4, 8):
+        x = x.reshape(*shape[:-1], NVFP4_BLOCK // (2 * half), 2, half)
+        first, second = x.unbind(-2)
+        x = torch.stack([first + second, first - second], -2)
+    return (x / 4).reshape(*shape[:-2], columns)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from scoped_fn.kernels import _ops as ops
-from scoped_fn.kernels._checks import check_choice, check_float32, check_same_device
+from scoped_fn.kernels._checks import check_choice, check_float32, check_number, check_same_device
+from scoped_fn.kernels._formats import FLOAT32_MAX
 
 
 def update_scales(
@@ -56,10 +55,12 @@ def update_scales(
     check_float32(amax_history, "amax_history", tuple(amax_history.shape))
     check_float32(scale, "scale", (columns,))
     check_choice(algorithm, "algorithm", ("max", "most_recent"))
+    check_number(margin, "margin")
     if not -127 <= margin <= 149:
         raise ValueError(f"Expected margin from -127 to 149, a power of two that float32 has, got {margin}. Use 0.")
     if not isinstance(fp8_max, Tensor):
-        if not 0 < fp8_max < math.inf:
+        check_number(fp8_max, "fp8_max")
+        if not 0 < fp8_max <= FLOAT32_MAX:
             raise ValueError(f"Expected fp8_max above 0, got {fp8_max}. Pass 448 for E4M3, 57344 for E5M2.")
         fp8_max = torch.full_like(scale, fp8_max)
     check_float32(fp8_max, "fp8_max", (columns,))

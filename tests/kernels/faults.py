@@ -137,7 +137,7 @@ REFERENCE_FAULTS = (
     Fault("E8M0 rounds down", "(exponent + up.int())", "exponent", ("mx",)),
     Fault("scales of another block", "scale[:, :, None, :, None]", "scale.flip(1)[:, :, None, :, None]", ("blocks",)),
     Fault("the copy of rows in columns", "quantize_mx(x.mT, dtype, False)", "quantize_mx(x, dtype, False)", ("mx",)),
-    Fault("scales of b unused", "(scale_a * scale_b.mT)", "scale_a", ("matmul",)),
+    Fault("scales of b unused", " * scale_a * scale_b.mT", " * scale_a", ("matmul",)),
     Fault("bias left out", "y + bias[:, None].float()", "y", ("matmul",)),
     Fault("epsilon left out", "(centered.square().mean(2) + eps)", "centered.square().mean(2)", ("layer norm",)),
     Fault("the sum of squares", "x.square().mean(2)", "x.square().sum(2)", ("rms norm",)),

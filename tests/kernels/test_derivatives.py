@@ -66,6 +66,22 @@ TRANSFORMS: dict[str, Callable[[Function], Function]] = {
     "vjp": lambda f: lambda *s: vjp(f, *s)[1](f(*s).cos()),
     "jvp": lambda f: lambda *s: jvp(f, s, tuple(t + 1 for t in s)),
     "hessian": lambda f: hessian(lambda *s: f(*s).sum(), ARGS),
+    "jacrev of jacrev": lambda f: jacrev(jacrev(lambda *s: f(*s).sum(), ARGS), ARGS),
+    "jacrev of jacfwd": lambda f: jacrev(jacfwd(lambda *s: f(*s).sum(), ARGS), ARGS),
+    "jacfwd of jacfwd": lambda f: jacfwd(jacfwd(lambda *s: f(*s).sum(), ARGS), ARGS),
+    "jvp of jvp": lambda f: (
+        lambda *s: jvp(lambda *t: jvp(f, t, tuple(u * u for u in t))[1], s, tuple(t + 1 for t in s))
+    ),
+    "jvp of jvp of grad": lambda f: (
+        lambda *s: jvp(
+            lambda *t: jvp(grad(lambda *u: f(*u).sum()), t, tuple(u * u for u in t))[1], s, tuple(t + 1 for t in s)
+        )
+    ),
+    "vmap of jvp of grad": lambda f: (
+        lambda *s: vmap(lambda *t: jvp(grad(lambda *u: f(*u).sum()), t, tuple(u * u for u in t))[1])(
+            *(torch.stack([t, 2 * t]) for t in s)
+        )
+    ),
     "grad of grad": lambda f: grad(lambda *s: grad(lambda *s: f(*s).sum())(*s).square().sum(), ARGS),
     "vmap of grad": lambda f: (
         lambda *s: vmap(grad(lambda *s: f(*s).sum(), ARGS))(*(torch.stack([t, 2 * t]) for t in s))
