@@ -19,7 +19,7 @@ EXPONENT_BITS = 0x7F800000  # of a float32
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, transpose: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Returns data, its transposed copy, and amax (B,), for x (B, M, K) and scale (B, 1) or (B, M)."""
     x = x.float()
-    amax = _amax(x.flatten(1))
+    amax = _amax(x, 1, 2)
     return *_cast(x, x * scale[:, :, None], amax, dtype, transpose), amax
 
 
@@ -28,7 +28,7 @@ def quantize_current(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns data, its transposed copy, amax (B,) and scale_inv (B,), with the scale from this very amax."""
     x = x.float()
-    amax = _amax(x.flatten(1))
+    amax = _amax(x, 1, 2)
     scale = _scale_from_amax(amax, dtype, power_of_2, epsilon, largest=FLOAT32_MAX)
     return *_cast(x, x * scale[:, None, None], amax, dtype, transpose), amax, scale.reciprocal()
 
@@ -37,11 +37,12 @@ def quantize_blocks(
     x: Tensor, dtype: torch.dtype, block_rows: int, power_of_2: bool, epsilon: float, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns data, scale_inv (B, K / 128, M / block_rows), and both again for the transposed matrix."""
-    blocks = _blocks(x.float(), block_rows, BLOCK)
-    amax = _amax(blocks.transpose(2, 3).flatten(3))
+    values = x.float()
+    blocks = _blocks(values, block_rows, BLOCK)
+    amax = _amax(blocks, 2, 4)
     scale = _scale_from_amax(amax, dtype, power_of_2, epsilon, largest=torch.finfo(x.dtype).max)
     scaled = blocks * scale[:, :, None, :, None]
-    data, data_t = _cast(x.float(), _unblocked(scaled, x), amax, dtype, transpose and block_rows > 1)
+    data, data_t = _cast(values, _unblocked(scaled, x), amax, dtype, transpose and block_rows > 1)
     scale_inv, scale_inv_t = scale.reciprocal().mT.contiguous(), _nothing(scale)
     if transpose and block_rows == 1:
         data_t, scale_inv_t, _, _ = quantize_blocks(x.mT, dtype, 1, power_of_2, epsilon, False)
@@ -50,11 +51,12 @@ def quantize_blocks(
 
 def quantize_mx(x: Tensor, dtype: torch.dtype, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns data, E8M0 bytes (B, M, K / 32), and both again for the transposed matrix."""
-    blocks = _blocks(x.float(), 1, MX_BLOCK)
-    amax = _amax(blocks.transpose(2, 3).flatten(3))
+    values = x.float()
+    blocks = _blocks(values, 1, MX_BLOCK)
+    amax = _amax(blocks, 2, 4)
     exponent = _e8m0_from_amax(amax, dtype)
     scaled = blocks * _power_of_2(254 - exponent.int())[:, :, None, :, None]
-    data, data_t = _cast(x.float(), _unblocked(scaled, x), amax, dtype, False)
+    data, data_t = _cast(values, _unblocked(scaled, x), amax, dtype, False)
     exponent_t = _nothing(exponent)
     if transpose:
         data_t, exponent_t, _, _ = quantize_mx(x.mT, dtype, False)
@@ -63,12 +65,12 @@ def quantize_mx(x: Tensor, dtype: torch.dtype, transpose: bool) -> tuple[Tensor,
 
 def dequantize(data: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns data * scale_inv in float32, rounded to the dtype."""
-    block = block_shape(data, scale_inv)
+    rows, columns = block_shape(data, scale_inv)
     if scale_inv.dtype == torch.uint8:
         exponent = scale_inv.int()
         scale_inv = torch.where(exponent == 255, torch.nan, _power_of_2(exponent))
-    scales = _spread(scale_inv, data, *block)
-    return (_upcast(data).float() * scales).to(dtype).contiguous()
+    blocks = _blocks(_upcast(data).float(), rows, columns) * scale_inv[:, :, None, :, None]
+    return _unblocked(blocks, data).to(dtype).contiguous()
 
 
 def scaled_mm(
@@ -116,7 +118,7 @@ def update_scales(
     idle = ~((last > 0) & (last < torch.inf))
     rolled.mT[idle] = amax_history.mT[idle]
     rolled[:, 0] = 0
-    amax = _fmax(amax_history, dim=1) if amax.isnan().any() and not most_recent else amax
+    amax = _fmax(amax_history, 1) if amax.isnan().any() and not most_recent else amax
     usable = ~idle & (amax < torch.inf)
     new = (fp8_max / torch.where(usable, amax, 1.0)).clamp_max_(FLOAT32_MAX)
     return rolled, torch.where(usable, new, scale)
@@ -156,11 +158,11 @@ def quantize_nvfp4(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns E2M1 codes (B, M, K), E4M3 scales, both again for the transposed matrix, and amax (B,) of x."""
     x = x.float().contiguous()
-    amax = _amax(x.flatten(1))
+    amax = _amax(x, 1, 2)
     decode, encode = (s[:, None, None] for s in _nvfp4_scales(amax))
-    blocks = _blocks(x, block_rows, NVFP4_BLOCK).transpose(2, 3).flatten(3)
-    scale = (_amax(blocks) * (encode / 6)).clamp_max(FP8_MAX[E4M3])
-    scale_inv = torch.where(blocks.isfinite().all(-1), scale, torch.nan).to(E4M3)
+    blocks = _blocks(x, block_rows, NVFP4_BLOCK)
+    scale = (_amax(blocks, 2, 4) * (encode / 6)).clamp_max(FP8_MAX[E4M3])
+    scale_inv = torch.where(blocks.isfinite().all(4).all(2), scale, torch.nan).to(E4M3)
     factor = (_upcast(scale_inv).float() * decode).reciprocal().clamp_max(FLOAT32_MAX)
     data = _e2m1(x * _spread(factor, x, block_rows, NVFP4_BLOCK), noise)
     if not transpose:
@@ -188,18 +190,18 @@ def _transposed(x: Tensor) -> Tensor:
     return x.mT.clone(memory_format=torch.contiguous_format)
 
 
-def _fmax(x: Tensor, dim: int) -> Tensor:
-    """Returns the maximum, without NaN where there is a number."""
-    largest = x.amax(dim)
-    return x.nan_to_num(-torch.inf, torch.inf, -torch.inf).amax(dim) if largest.isnan().any() else largest
+def _fmax(x: Tensor, *dims: int) -> Tensor:
+    """Returns the maximum over some dimensions, without NaN where there is a number."""
+    largest = x.amax(dims)
+    return x.nan_to_num(-torch.inf, torch.inf, -torch.inf).amax(dims) if largest.isnan().any() else largest
 
 
-def _amax(x: Tensor) -> Tensor:
-    """Returns the largest |x| of the last dimension: NaN is ignored, infinity is kept, of nothing it is 0."""
-    if x.shape[-1] == 0:
-        return x.new_zeros(x.shape[:-1])
-    amax = torch.maximum(x.amax(-1), -x.amin(-1)).abs()
-    return _fmax(x.abs(), -1).clamp_min(0) if amax.isnan().any() else amax
+def _amax(x: Tensor, *dims: int) -> Tensor:
+    """Returns the largest |x| over some dimensions: NaN is ignored, infinity is kept, of nothing it is 0."""
+    if x.numel() == 0:
+        return x.sum(dims)
+    amax = torch.maximum(x.amax(dims), -x.amin(dims)).abs()
+    return _fmax(x.abs(), *dims).clamp_min(0) if amax.isnan().any() else amax
 
 
 def _scale_from_amax(amax: Tensor, dtype: torch.dtype, power_of_2: bool, epsilon: float, largest: float) -> Tensor:
@@ -236,7 +238,8 @@ def _cast(x: Tensor, scaled: Tensor, amax: Tensor, dtype: torch.dtype, transpose
 def _blocks(x: Tensor, rows: int, columns: int) -> Tensor:
     """Returns x (B, M, K), padded with zeros, as (B, M / rows, rows, K / columns, columns)."""
     rows, columns = min(rows, max(x.shape[1], 1)), min(columns, max(x.shape[2], 1))
-    x = pad(x, (0, -x.shape[2] % columns, 0, -x.shape[1] % rows))
+    right, below = -x.shape[2] % columns, -x.shape[1] % rows
+    x = pad(x, (0, right, 0, below)) if right or below else x
     batch, m, k = x.shape
     return x.reshape(batch, m // rows, rows, k // columns, columns)
 

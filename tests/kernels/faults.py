@@ -116,7 +116,7 @@ REFERENCE_FAULTS = (
         "x.reshape(x.mT.shape).clone(",
         ("quantize", "current", "squares", "rms norm"),
     ),
-    Fault("a window short by one", "_fmax(amax_history, dim=1)", "_fmax(amax_history[:, :-1], dim=1)", ("max",)),
+    Fault("a window short by one", "_fmax(amax_history, 1)", "_fmax(amax_history[:, :-1], 1)", ("max",)),
     Fault("division by the scale", "x * scale[:, :, None]", "x / scale[:, :, None]", ("quantize", "rows", "gate")),
     # And what else is easily got wrong.
     Fault(
