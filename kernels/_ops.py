@@ -24,7 +24,11 @@ def _triton(file: str, name: str) -> Callable[..., Any]:
     def launch(*arguments: Any) -> Any:
         # Imported at the first launch: Triton takes a second to import, and not every machine has it.
         launcher = getattr(import_module(f"scoped_fn.kernels.gpu.{file}"), name)
-        with torch.cuda.device(arguments[0].device):
+        device = arguments[0].device
+        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 9):
+            found = torch.cuda.get_device_name(device)
+            raise RuntimeError(f"Expected a GPU with FP8, of compute capability 8.9 or more, got {found}. Use a CPU.")
+        with torch.cuda.device(device):
             return launcher(*arguments)
 
     return launch

@@ -161,7 +161,7 @@ def quantize_nvfp4(
     amax = _amax(x, 1, 2)
     decode, encode = (s[:, None, None] for s in _nvfp4_scales(amax))
     blocks = _blocks(x, block_rows, NVFP4_BLOCK)
-    scale = (_amax(blocks, 2, 4) * (encode / 6)).clamp_max(FP8_MAX[E4M3])
+    scale = (_amax(blocks, 2, 4) * (encode / torch.full_like(encode, E2M1[-1]))).clamp_max(FP8_MAX[E4M3])
     scale_inv = torch.where(blocks.isfinite().all(4).all(2), scale, torch.nan).to(E4M3)
     factor = (_upcast(scale_inv).float() * decode).reciprocal().clamp_max(FLOAT32_MAX)
     data = _e2m1(x * _spread(factor, x, block_rows, NVFP4_BLOCK), noise)

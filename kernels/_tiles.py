@@ -84,6 +84,8 @@ TILES: Final[Mapping[tuple[str, str, str, str], Tile]] = MappingProxyType(
         ("scaled_mm", "fast", "", ""): Tile(block_m=128, block_n=128, block_k=128, warps=8, stages=3),
         ("scaled_mm", "split", "", ""): Tile(block_m=128, block_n=128, block_k=128, warps=8, stages=3),
         ("scaled_mm", "blocks", "", ""): Tile(block_m=128, block_n=128, block_k=128, warps=8, stages=3),
+        ("scaled_mm", "blocks", "", "cuda:120"): Tile(block_m=64, block_n=64, block_k=128, stages=3),
+        ("scaled_mm", "blocks", "low", "cuda:120"): Tile(block_m=64, block_n=64, block_k=128, stages=3),
         ("scaled_mm", "blocks", "", "hip:gfx942"): Tile(block_m=64, block_n=64, block_k=128),
         ("scaled_mm", "blocks", "low", "hip:gfx942"): Tile(block_m=64, block_n=64, block_k=128),
         ("scaled_mm", "fast", "low", ""): Tile(block_m=64, block_n=128, block_k=128, stages=3),
@@ -106,11 +108,23 @@ def tile_for(kernel: str, rows: int, columns: int, *, variant: str = "", arch: s
     """
     size = size_of(kernel, rows, columns)
     for shape_class in (size, ""):
-        for target in (arch, ""):
+        for target in (arch, family_of(arch), ""):
             tile = TILES.get((kernel, variant, shape_class, target))
             if tile is not None:
                 return tile
     raise LookupError(f"Expected a tile for {kernel!r}, got none for variant {variant!r}. Add one to TILES.")
+
+
+def capability(arch: str) -> int:
+    """Returns the number of a CUDA architecture: 90 of "cuda:90"."""
+    return int(arch.partition(":")[2])
+
+
+def family_of(arch: str) -> str:
+    """Returns the architecture whose tiles fit another one: its shared memory and tensor cores are alike."""
+    if not arch.startswith("cuda"):
+        return arch
+    return "cuda:100" if 100 <= capability(arch) < 120 else "cuda:120" if capability(arch) >= 120 else arch
 
 
 def size_of(kernel: str, rows: int, columns: int) -> str:

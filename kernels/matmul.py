@@ -42,8 +42,8 @@ def scaled_mm(
         b: (K, N), with scales that run along K; of the same kinds, in any combination with those of a (MX with MX).
         bias: (N,), float32, bfloat16 or float16, or None.
         out_dtype: torch.float32, torch.bfloat16 or torch.float16.
-        fast_accum: Whether the tensor cores of Hopper may keep the whole sum in their own registers, with about 14
-            bits; False adds up in float32 every 128 products. Means nothing on other devices.
+        fast_accum: Whether the tensor cores of Hopper and Ada may keep the whole sum, with about 14 bits; False adds up
+            in float32 every 128 products. Means nothing on other devices.
 
     Returns:
         (..., N). Differentiable with respect to bias and float32 scales; the data has no derivative. MX and NVFP4

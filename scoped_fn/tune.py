@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
@@ -41,16 +42,16 @@ def run_tune(out: TextIO, path: Path | None) -> int:
     from scoped_fn.kernels.gpu.timing import median_us
 
     arch = arch_of(torch.empty(0, device="cuda"))
+    target = path or Path(tiles.__file__)
     best: dict[Key, Tile] = {}
-    for case in cases():
+    for case in (case for case in cases() if case.vary):
         tile = tiles.tile_for(case.kernel, case.rows, case.columns, variant=case.variant, arch=arch)
         chosen, before_us, after_us = tune(case, tile, median_us)
         key = (case.kernel, case.variant, tiles.size_of(case.kernel, case.rows, case.columns), arch)
         best[key] = chosen
+        write_table(target, {**TILES, **best})  # after each, so that an interruption loses nothing
         out.write(f"{' '.join(filter(None, key)):<48} {before_us:9.1f} -> {after_us:9.1f} us  {show(chosen)}\n")
         out.flush()
-    target = path or Path(tiles.__file__)
-    write_table(target, {**TILES, **best})
     out.write(f"Wrote {target}.\n")
     return 0
 
@@ -68,6 +69,8 @@ def tune(case: Case, tile: Tile, measure_us: Callable[[Callable[[], object]], fl
         try:
             right = same(run(other), want, exact=case.exact)
             return measure_us(lambda: run(other)) if right else math.inf
+        except torch.AcceleratorError:
+            raise  # nothing runs on this GPU any more
         except Exception:  # noqa: BLE001 - Triton has many ways to refuse a configuration
             return math.inf
 
@@ -110,6 +113,7 @@ def write_table(path: Path, table: Mapping[Key, Tile]) -> None:
     start = "TILES: Final[Mapping[tuple[str, str, str, str], Tile]] = MappingProxyType(\n    {\n"
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".py", delete=False) as new:
         new.write(f"{head}{BEGIN}{start}{rows}    }}\n)\n{END}{tail}")
+    shutil.copymode(path, new.name)
     os.replace(new.name, path)
 
 

@@ -28,7 +28,8 @@ class Case:
         prepare: Makes the arguments on the GPU; returns the call, by a configuration (None: that of the table).
         bytes: Read and written by a call.
         flops: Of a call.
-        vary: The fields of a configuration that may change; the others are part of what the kernel means.
+        vary: The fields of a configuration that may change; the others are part of what the kernel means. Without any,
+            the case is there to be timed.
         exact: Whether every configuration gives the same bits.
     """
 
@@ -74,10 +75,30 @@ def _quantizers(size: int) -> Iterator[Case]:
         yield _elementwise(
             "silu_gate_quantize", word, size, gate.silu_gate_quantize, 2, (scale[0], *both), 3 * elements + data_bytes
         )
+        # Its tile is that of "quantize", so there is nothing of its own to vary.
+        current = (E4M3, False, 0.0, transpose)
+        yield _elementwise(
+            "quantize",
+            f"current {word}".strip(),
+            size,
+            quantize.quantize_current,
+            1,
+            current,
+            3 * elements + data_bytes,
+            (),
+        )
     yield _elementwise("amax", "", size, _one(quantize.amax), 1, (), 2 * elements)
 
     yield _elementwise(
-        "dequantize", "", size, _one(dequantize.dequantize), 1, (scale[None], torch.bfloat16), 3 * elements, dtype=E4M3
+        "dequantize",
+        "",
+        size,
+        _one(dequantize.dequantize),
+        1,
+        (torch.ones(1, size, ceil_div(size, BLOCK)), torch.bfloat16),
+        3 * elements,
+        ("block_m", "warps", "stages"),
+        dtype=E4M3,
     )
 
 
@@ -135,11 +156,13 @@ def _product(rows: int, columns: int, inner: int, fast: bool, blocks: bool) -> C
 
     def prepare() -> Run:
         a, b = (torch.randn(1, size, inner, device="cuda").to(E4M3) for size in (rows, columns))
-        size_a, size_b = (rows, ceil_div(columns, BLOCK)) if blocks else (1, 1)
+        # Scales of rows, and a bias: what takes the most room.
+        size_a, size_b = rows, ceil_div(columns, BLOCK) if blocks else columns
         groups = ceil_div(inner, BLOCK) if blocks else 1
         scale_a = torch.ones(1, groups, size_a, device="cuda").mT
         scale_b = torch.ones(1, groups, size_b, device="cuda").mT
-        return lambda tile: (scaled_mm(a, b, scale_a, scale_b, None, torch.bfloat16, fast, tile=tile),)
+        bias = torch.zeros(1, columns, device="cuda")
+        return lambda tile: (scaled_mm(a, b, scale_a, scale_b, bias, torch.bfloat16, fast, tile=tile),)
 
     variant = f"{'blocks' if blocks else 'fast' if fast else 'split'} tma"
     moved = inner * (rows + columns) + 2 * rows * columns

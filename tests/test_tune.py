@@ -113,14 +113,14 @@ def read_table(path: Path) -> dict[tuple[str, ...], Tile]:
 
 
 def test_every_case_has_a_configuration() -> None:
-    for case in cases():
+    for case in (case for case in cases() if case.vary):
         tile = tiles.tile_for(case.kernel, case.rows, case.columns, variant=case.variant)
         assert {"warps", "stages"} <= set(case.vary)
         assert tile in TILES.values()
 
 
 def test_every_configuration_is_tuned_but_those_of_batched_products() -> None:
-    tuned = {(case.kernel, case.variant) for case in cases()}
+    tuned = {(case.kernel, case.variant) for case in cases() if case.vary}
     assert {key[:2] for key in TILES} - tuned == {("scaled_mm", sums) for sums in ("fast", "split", "blocks")}
 
 

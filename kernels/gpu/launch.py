@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from scoped_fn.kernels._formats import FLOAT32_MAX, FP8_MAX
-from scoped_fn.kernels._tiles import Tile
+from scoped_fn.kernels._tiles import Tile, capability
 
 # The GPU that the interpreter stands in for.
 INTERPRETED_ARCH: Final = "cuda:90"
@@ -35,7 +35,12 @@ def rounds_first(arch: str) -> bool:
 
     Before, Triton goes through float16 and rounds twice; on AMD, what is too large overflows.
     """
-    return not has_tma(arch)
+    return not (arch.startswith("cuda") and capability(arch) >= 90)
+
+
+def keeps_few_bits(arch: str) -> bool:
+    """Returns whether tensor cores sum FP8 with about 14 bits through registers: Ada, and desktop Blackwell like it."""
+    return arch.startswith("cuda") and (capability(arch) == 89 or capability(arch) >= 120)
 
 
 def wide(tile: Tile, rows: int, columns: int, *tensors: torch.Tensor) -> bool:
@@ -65,6 +70,8 @@ def scale_inv_of_nothing(dtype: torch.dtype, power_of_2: bool, epsilon: float) -
 
 
 def has_tma(arch: str) -> bool:
-    """Returns whether the tensor memory accelerator is there: Hopper and later."""
-    kind, _, number = arch.partition(":")
-    return kind == "cuda" and int(number) >= 90
+    """Returns whether tiles go through the tensor memory accelerator: on Hopper and data center Blackwell.
+
+    Desktop Blackwell (12x) has it too, but the shared memory of Ada, and so Ada's way through pointers.
+    """
+    return arch.startswith("cuda") and 90 <= capability(arch) < 120

@@ -9,7 +9,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoped_fn.kernels._formats import BLOCK, block_shape, ceil_div
 from scoped_fn.kernels._tiles import Tile, tile_for
-from scoped_fn.kernels.gpu.launch import arch_of, has_tma, processors
+from scoped_fn.kernels.gpu.launch import arch_of, has_tma, keeps_few_bits, processors
 from scoped_fn.kernels.gpu.product import finished, scaled_block, store_in_parts, tile_of_product
 
 
@@ -45,6 +45,7 @@ def scaled_mm_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     SPLIT: tl.constexpr,
+    IMPRECISE: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
     """Any batch, sizes and alignment: through pointers."""
@@ -86,7 +87,7 @@ def scaled_mm_kernel(
             scale_a_ptr += stride_scale_a_c
             scale_b_ptr += stride_scale_b_c
         elif SPLIT:
-            sums += tl.dot(a, b)
+            sums += tl.dot(a, b, max_num_imprecise_acc=IMPRECISE)
         else:
             sums = tl.dot(a, b, sums)
         a_ptrs += BLOCK_K
@@ -140,6 +141,7 @@ def scaled_mm_tma_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     SPLIT: tl.constexpr,
+    IMPRECISE: tl.constexpr,
     PARTS: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):
@@ -174,9 +176,10 @@ def scaled_mm_tma_kernel(
                 block_a_ptr += stride_scale_a_c
                 block_b_ptr += stride_scale_b_c
             elif SPLIT:
-                # A sum of its own for each 128 along K, added in float32. `max_num_imprecise_acc` would do the same,
-                # but ptxas then waits for the tensor cores inside of the product.
-                sums += tl.dot(a, b.T)
+                # A sum of its own for each 128 along K, added in float32. On Hopper IMPRECISE is None: a number would
+                # do the same, but ptxas then waits for the tensor cores inside of the product. On Ada the compiler
+                # would fold the addition into the product without it.
+                sums += tl.dot(a, b.T, max_num_imprecise_acc=IMPRECISE)
             else:
                 sums = tl.dot(a, b.T, sums)
         y = finished(
@@ -218,8 +221,8 @@ def scaled_mm(
         scale_b: `(B, Rb, Cb)`, likewise with N.
         bias: `(B, N)`, any float dtype, any strides.
         out_dtype: float32, bfloat16 or float16.
-        fast_accum: Whether Hopper may sum all of K in the tensor cores, which keep about 14 bits. Otherwise sums move
-            to float32 every 128. Elsewhere, and with scales along K, there is no difference.
+        fast_accum: Whether Hopper and Ada may sum all of K in the tensor cores, which keep about 14 bits. Otherwise
+            sums move to float32 every 128. Elsewhere, and with scales along K, there is no difference.
         tile: Launch configuration: `block_m` by `block_n` by `block_k`; `block_k` is 128 with scales along K.
 
     Returns:
@@ -252,6 +255,7 @@ def scaled_mm(
         "BLOCK_K": tile.block_k,
         "GROUP": tile.group,
         "SPLIT": not fast_accum,
+        "IMPRECISE": tile.block_k if keeps_few_bits(arch) else None,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

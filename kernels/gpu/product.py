@@ -89,6 +89,7 @@ def halves(x, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 @triton.jit
 def store_in_parts(y_desc, y, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr):
     """Stores a tile through shared memory of a PARTS-th of its size; PARTS is 1, 2 or 4."""
+    tl.static_assert(PARTS <= 4)
     if PARTS == 1:
         y_desc.store([m, n], y.to(y_desc.dtype))
     else:

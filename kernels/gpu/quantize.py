@@ -59,7 +59,7 @@ def quantize_kernel(
         store_tile(data_t_ptr + b * M * K, tl.trans(data), first_k, first_m, K, M, BLOCK_K, BLOCK_M, EVEN, WIDE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PROGRAMS"])
 def amax_kernel(
     x_ptr,  # (B, M, K)
     amax_ptr,  # (B,), zeros before
@@ -68,7 +68,7 @@ def amax_kernel(
     stride_b,
     stride_m,
     stride_k,
-    PROGRAMS: tl.constexpr,
+    PROGRAMS,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
@@ -186,7 +186,7 @@ def amax(x: torch.Tensor, *, tile: Tile | None = None) -> torch.Tensor:
         rows,
         columns,
         *x.stride(),
-        PROGRAMS=programs,
+        programs,
         BLOCK_M=tile.block_m,
         BLOCK_K=tile.block_k,
         EVEN=tile.divides(rows, columns),

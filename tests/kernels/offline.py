@@ -101,13 +101,13 @@ def compile_launch(launch: Launch, arch: str) -> Report:
     # A kernel from the cache comes without the log of ptxas.
     knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
     with redirect_stdout(log):
-        compiled = triton.compile(source(launch), target=target, options=launch.options)
+        compiled = triton.compile(source(launch, kind), target=target, options=launch.options)
     if kind == "cuda":
         return nvidia_report(compiled, log.getvalue(), disassembled(compiled) if arch == "cuda:90" else "")
     return amd_report(compiled)
 
 
-def source(launch: Launch) -> ASTSource:
+def source(launch: Launch, kind: str) -> ASTSource:
     """The kernel specialized as at a launch: 1 is a constant, and what 16 divides is known to be so."""
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(launch.kernel.params):
@@ -120,6 +120,9 @@ def source(launch: Launch) -> ASTSource:
         # A tensor of the allocator starts at a multiple of 256 bytes.
         if isinstance(value, torch.Tensor) or (is_int and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
+        # On AMD a launch says of each tensor of less than 2 GiB that 32 bits reach all of it.
+        if isinstance(value, torch.Tensor) and kind == "hip":
+            attributes[(index,)].append(["tt.pointer_range", 32])
     return ASTSource(launch.kernel, signature, constants, attributes)
 
 
