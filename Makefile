@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-triton36 lint format bench clean
+.PHONY: help demo test test-triton36 lint format bench bench-gpu clean
 
 help:
 	@echo "make demo    train a small GPT on real English text (options: make demo ARGS='--steps 100')"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint    ruff check, ruff format --check, mypy --strict"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make bench   time compiled functions against torch.compile and eager"
+	@echo "make bench-gpu  check and time the FP8 kernels on a GPU"
 	@echo "make clean   remove build products and caches (.venv* and runs stay)"
 
 demo: .venv/.installed
@@ -38,6 +39,9 @@ format: .venv/.installed-lint
 
 bench: .venv/.installed-test
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-gpu: .venv/.installed-test
+	$(BIN)/python -m tests.bench.gpu
 
 clean:
 	rm -rf build dist scoped_fn.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -136,7 +136,7 @@ def _refusal(name: str) -> Derivative:
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError(
             f"Expected no derivative through {name}, whose results are FP8 codes and statistics, got one. "
-            "Call it on a detached tensor, inside a torch.autograd.Function with a rule of its own."
+            "Call it on a detached tensor, inside a torch.autograd.Function with a rule of its own (docs/kernels.md)."
         )
 
     return Derivative(backward=refuse, jvp=refuse)

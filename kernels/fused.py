@@ -126,5 +126,5 @@ def _checked(x: Tensor, scale: Tensor, dtype: torch.dtype, eps: float, name: str
 
 def _quantized(x: Tensor, scale: Tensor, transpose: bool, data: Tensor, data_t: Tensor, amax: Tensor) -> Quantized:
     scale_inv = scale.reciprocal()
-    of_transposed: Any = (data_t[0], scale_inv) if transpose else (None, None)
+    of_transposed: Any = (data_t[0], scale_inv.view(())) if transpose else (None, None)
     return Quantized(data.reshape(x.shape), of_transposed[0], amax[0], scale_inv, of_transposed[1])

@@ -38,16 +38,16 @@ def scaled_mm(
         dw = scaled_mm(dy.mT, x)     # both quantized with transpose=True
 
     Args:
-        a: (..., K). Scales per tensor, per row, or per 1 x 128 or 128 x 128 block, or MX; E4M3 or E5M2.
-        b: (K, N), with scales that run along K; of the same kinds, in any combination with those of a (MX with MX).
+        a: (..., K). Scales per tensor, per row, or per 1 x 128 or 128 x 128 block, with E4M3 or E5M2 data; MX; NVFP4.
+        b: (K, N), with scales that run along K, of any of these kinds.
         bias: (N,), float32, bfloat16 or float16, or None.
         out_dtype: torch.float32, torch.bfloat16 or torch.float16.
         fast_accum: Whether the tensor cores of Hopper and Ada may keep the whole sum, with about 14 bits; False adds up
             in float32 every 128 products. Means nothing on other devices.
 
     Returns:
-        (..., N). Differentiable with respect to bias and float32 scales; the data has no derivative. MX and NVFP4
-        operands are dequantized and multiplied in float64, on every device.
+        (..., N). Differentiable with respect to bias and float32 scales; the data has no derivative. Where an
+        operand is MX or NVFP4, both are dequantized and multiplied in float64, on every device.
 
     Raises:
         TypeError: An operand is of another type.

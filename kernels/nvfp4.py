@@ -40,8 +40,9 @@ def quantize_nvfp4(
         ValueError: block_rows is another number, or noise has another shape.
 
     Example:
+        >>> from scoped_fn.kernels import dequantize
         >>> q = quantize_nvfp4(torch.tensor([6.0, -3.0, 0.5, 0.1]))
-        >>> q.data.tolist(), q.scale_inv.item(), dequantize_nvfp4(q).tolist()
+        >>> q.data.tolist(), q.scale_inv.item(), dequantize(q).tolist()
         ([7, 13, 1, 0], 448.0, [6.0, -3.0, 0.5, 0.0])
     """
     matrix = as_matrix(x)

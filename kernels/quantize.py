@@ -198,4 +198,4 @@ def _per_tensor(x: Tensor, data: Tensor, data_t: Tensor | None, amax: Tensor, sc
     data = data.reshape(x.shape)
     if data_t is None:
         return Quantized(data, None, amax[0], scale_inv, None)
-    return Quantized(data, data_t[0], amax[0], scale_inv, scale_inv.mT if scale_inv.dim() == 2 else scale_inv)
+    return Quantized(data, data_t[0], amax[0], scale_inv, scale_inv.mT if scale_inv.dim() == 2 else scale_inv.view(()))

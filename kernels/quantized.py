@@ -10,7 +10,7 @@ from scoped_fn.kernels._formats import as_rows
 
 
 class Quantized(NamedTuple):
-    """A matrix x (M, K) in low precision: ``x ~ data * scale_inv``.
+    """A matrix x (M, K) in low precision: ``x ~ data * scale_inv`` (for NVFP4 with one more scale: `dequantize`).
 
     A named tuple, so a pytree for torch, optree and JAX. The shape of `scale_inv` tells what shares a scale:
 

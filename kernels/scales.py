@@ -31,7 +31,8 @@ def update_scales(
     Args:
         amax_history: (L, n) float32, at least 0; rows 1 to L - 1 from the oldest to the newest.
         scale: (n,) float32, kept where there is no usable amax.
-        fp8_max: The largest finite value of each column's format: 448 (E4M3), 57344 (E5M2). A number or (n,) float32.
+        fp8_max: The largest finite value of each column's format, 448 (E4M3) or 57344 (E5M2): a number, or float32 ()
+            or (n,).
         algorithm: "max" or "most_recent".
         margin: Powers of two to stay below the largest value.
 
@@ -59,10 +60,11 @@ def update_scales(
     if not -127 <= margin <= 149:
         raise ValueError(f"Expected margin from -127 to 149, a power of two that float32 has, got {margin}. Use 0.")
     if not isinstance(fp8_max, Tensor):
-        check_number(fp8_max, "fp8_max")
+        check_number(fp8_max, "fp8_max (where it is no tensor)")
         if not 0 < fp8_max <= FLOAT32_MAX:
             raise ValueError(f"Expected fp8_max above 0, got {fp8_max}. Pass 448 for E4M3, 57344 for E5M2.")
         fp8_max = torch.full_like(scale, fp8_max)
+    fp8_max = fp8_max.expand(columns) if fp8_max.dim() == 0 else fp8_max
     check_float32(fp8_max, "fp8_max", (columns,))
     check_same_device(amax_history, scale=scale, fp8_max=fp8_max)
     history, scale = ops.update_scales(

@@ -274,6 +274,8 @@ def test_histories_and_scales_of_another_dtype(dtype: torch.dtype) -> None:
 def test_scales_that_do_not_fit_the_history(shape: tuple[int, ...]) -> None:
     pattern = rf"of shape \(2,\), got {re.escape(str(shape))}"
     _refused(ValueError, f"Expected scale {pattern}", kernels.update_scales, HISTORY, torch.ones(shape), fp8_max=448.0)
+    if shape == ():  # one for all columns
+        return
     maxima = torch.full(shape, 448.0)
     _refused(ValueError, f"Expected fp8_max {pattern}", kernels.update_scales, HISTORY, SCALES, fp8_max=maxima)
 

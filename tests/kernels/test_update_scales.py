@@ -142,3 +142,10 @@ def test_the_scale_never_overflows() -> None:
     history = torch.tensor([[1e-45, 1e-30, 1e-20]])
     _, scale = kernels.update_scales(history, torch.ones(3), fp8_max=57344.0, margin=-20)
     assert scale.tolist() == [float(oracle.FLOAT32_MAX)] * 2 + [float(np.float32(57344 * 2**20) / np.float32(1e-20))]
+
+
+def test_one_largest_value_for_all_columns() -> None:
+    history, scale = torch.rand(3, 4) + 0.5, torch.ones(4)
+    number = kernels.update_scales(history, scale, fp8_max=57344.0)
+    tensor = kernels.update_scales(history, scale, fp8_max=torch.tensor(57344.0))
+    assert all(torch.equal(a, b) for a, b in zip(number, tensor, strict=True))
