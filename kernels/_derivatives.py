@@ -61,8 +61,8 @@ def _refuse_data(wanted: bool) -> None:
     if wanted:
         raise RuntimeError(
             "Expected no derivative with respect to FP8 data, got one, which would be rounded to FP8. "
-            "Multiply inside a torch.autograd.Function with a rule of its own (docs/kernels.md), or detach x before it is "
-            "quantized, if no gradient should flow."
+            "Multiply inside a torch.autograd.Function with a rule of its own (docs/kernels.md), or detach x before it "
+            "is quantized, if no gradient should flow."
         )
 
 
