@@ -18,19 +18,20 @@ EXPONENT_BITS = 0x7F800000  # of a float32
 
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, transpose: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Returns data, its transposed copy, and amax (B,), for x (B, M, K) and scale (B, 1) or (B, M)."""
-    x = x.float()
-    amax = _amax(x, 1, 2)
-    return *_cast(x, x * scale[:, :, None], amax, dtype, transpose), amax
+    values = x.float()
+    amax = _amax(values, 1, 2)
+    return *_cast(x, _times(values, scale[:, :, None], x), amax, dtype, transpose), amax
 
 
 def quantize_current(
     x: Tensor, dtype: torch.dtype, power_of_2: bool, epsilon: float, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns data, its transposed copy, amax (B,) and scale_inv (B,), with the scale from this very amax."""
-    x = x.float()
-    amax = _amax(x, 1, 2)
+    values = x.float()
+    amax = _amax(values, 1, 2)
     scale = _scale_from_amax(amax, dtype, power_of_2, epsilon, largest=FLOAT32_MAX)
-    return *_cast(x, x * scale[:, None, None], amax, dtype, transpose), amax, scale.reciprocal()
+    scaled = _times(values, scale[:, None, None], x)
+    return *_cast(x, scaled, amax, dtype, transpose), amax, scale.reciprocal()
 
 
 def quantize_blocks(
@@ -224,6 +225,11 @@ def _e8m0_from_amax(amax: Tensor, dtype: torch.dtype) -> Tensor:
 def _power_of_2(exponent: Tensor) -> Tensor:
     """Returns 2 ** (exponent - 127) for biased exponents from -1 to 254; 2 ** -127, a subnormal, below 1."""
     return torch.where(exponent > 0, exponent << 23, 0x400000).view(torch.float32)
+
+
+def _times(values: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    """Returns values * scale, in the memory of values where that is not the caller's x: fresh memory is slow."""
+    return values * scale if values is x else values.mul_(scale)
 
 
 def _cast(x: Tensor, scaled: Tensor, amax: Tensor, dtype: torch.dtype, transpose: bool) -> tuple[Tensor, Tensor]:

@@ -117,7 +117,12 @@ REFERENCE_FAULTS = (
         ("quantize", "current", "squares", "rms norm"),
     ),
     Fault("a window short by one", "_fmax(amax_history, 1)", "_fmax(amax_history[:, :-1], 1)", ("max",)),
-    Fault("division by the scale", "x * scale[:, :, None]", "x / scale[:, :, None]", ("quantize", "rows", "gate")),
+    Fault(
+        "division by the scale",
+        "_times(values, scale[:, :, None], x)",
+        "(values / scale[:, :, None])",
+        ("quantize", "rows", "gate"),
+    ),
     # And what else is easily got wrong.
     Fault(
         "a window short by one where all is usable",
