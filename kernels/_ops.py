@@ -136,7 +136,13 @@ layer_norm_quantize = _define(
     "norms",
     "layer_norm_quantize(Tensor x, Tensor weight, Tensor bias, Tensor scale, float eps, ScalarType dtype,"
     " bool transpose) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda x, *_: (_data(x, _[-2]), _data_t(x, *_[-2:]), _number(x), _of_rows(x), _of_rows(x)),
+    lambda x, _, __, ___, ____, dtype, transpose: (
+        _data(x, dtype),
+        _data_t(x, dtype, transpose),
+        _number(x),
+        _of_rows(x),
+        _of_rows(x),
+    ),
 )
 silu_gate_quantize = _define(
     "gate",

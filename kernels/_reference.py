@@ -165,7 +165,7 @@ def quantize_nvfp4(
     scale = (_amax(blocks, 2, 4) * (encode / torch.full_like(encode, E2M1[-1]))).clamp_max(FP8_MAX[E4M3])
     scale_inv = torch.where(blocks.isfinite().all(4).all(2), scale, torch.nan).to(E4M3)
     factor = (_upcast(scale_inv).float() * decode).reciprocal().clamp_max(FLOAT32_MAX)
-    data = _e2m1(x * _spread(factor, x, block_rows, NVFP4_BLOCK), noise)
+    data = _e2m1(_unblocked(blocks * factor[:, :, None, :, None], x), noise)
     if not transpose:
         return data, scale_inv, _nothing(data), _nothing(scale_inv), amax
     if block_rows > 1:
@@ -177,9 +177,9 @@ def quantize_nvfp4(
 def dequantize_nvfp4(data: Tensor, scale_inv: Tensor, amax: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the numbers of E2M1 codes (B, M, K) times their scales and that of the tensor, from amax (B,)."""
     values = torch.tensor(E2M1 + tuple(-value for value in E2M1), device=data.device)[data.int()]
-    scales = _spread(_upcast(scale_inv).float(), data, *block_shape(data, scale_inv))
-    decode, _ = _nvfp4_scales(amax)
-    return (values * (scales * decode[:, None, None])).to(dtype)
+    scales = _upcast(scale_inv).float() * _nvfp4_scales(amax)[0][:, None, None]
+    blocks = _blocks(values, *block_shape(data, scale_inv)) * scales[:, :, None, :, None]
+    return _unblocked(blocks, data).to(dtype).contiguous()
 
 
 def _nothing(like: Tensor) -> Tensor:
@@ -252,13 +252,6 @@ def _blocks(x: Tensor, rows: int, columns: int) -> Tensor:
 
 def _unblocked(blocks: Tensor, x: Tensor) -> Tensor:
     return blocks.flatten(3).flatten(1, 2)[:, : x.shape[1], : x.shape[2]]
-
-
-def _spread(scale: Tensor, data: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns the scale of each element of data (B, M, K), broadcast where all of a dimension share one."""
-    _, m, k = data.shape
-    scale = scale if rows == 1 or rows >= m else scale.repeat_interleave(rows, 1)[:, :m]
-    return scale if columns == 1 or columns >= k else scale.repeat_interleave(columns, 2)[:, :, :k]
 
 
 def _nvfp4_scales(amax: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import torch
 
-from scoped_fn.kernels._formats import FLOAT32_MAX, FP8_MAX
 from scoped_fn.kernels._tiles import Tile, capability
 
 # The GPU that the interpreter stands in for.
@@ -56,17 +54,6 @@ def empty_quantized(x: torch.Tensor, dtype: torch.dtype, transpose: bool) -> tup
     data = torch.empty((batch, rows, columns), dtype=dtype, device=x.device)
     turned = (batch, columns, rows) if transpose else (batch, 0, 0)
     return data, torch.empty(turned, dtype=dtype, device=x.device)
-
-
-def scale_inv_of_nothing(dtype: torch.dtype, power_of_2: bool, epsilon: float) -> float:
-    """Returns the `scale_inv` of a tensor without elements, whose amax is 0, as `cast.scale_of` computes it."""
-    floor = torch.tensor(epsilon, dtype=torch.float32)
-    if not 0.0 < floor.item() < math.inf:
-        return 1.0
-    scale = torch.div(torch.tensor(FP8_MAX[dtype]), floor).clamp(max=FLOAT32_MAX)
-    if power_of_2:
-        scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
-    return scale.reciprocal().item()
 
 
 def has_tma(arch: str) -> bool:

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from scoped_fn.kernels import _reference as reference
 from scoped_fn.kernels._formats import FLOAT32_MAX, FP8_MAX
 from scoped_fn.kernels._tiles import Tile, tile_for
 from scoped_fn.kernels.gpu.cast import (
@@ -17,7 +18,7 @@ from scoped_fn.kernels.gpu.cast import (
     store_tile,
     tile_at,
 )
-from scoped_fn.kernels.gpu.launch import arch_of, empty_quantized, processors, rounds_first, scale_inv_of_nothing, wide
+from scoped_fn.kernels.gpu.launch import arch_of, empty_quantized, processors, rounds_first, wide
 
 
 @triton.jit
@@ -224,7 +225,7 @@ def quantize_current(
     data, data_t = empty_quantized(x, dtype, transpose)
     largest = amax(x)
     if x.numel() == 0:
-        return data, data_t, largest, largest + scale_inv_of_nothing(dtype, power_of_2, epsilon)
+        return reference.quantize_current(x, dtype, power_of_2, epsilon, transpose)
     scale_inv = torch.empty((batch,), dtype=torch.float32, device=x.device)
     arch = arch_of(x)
     tile = tile or tile_for("quantize", rows, columns, variant="transpose" if transpose else "", arch=arch)
