@@ -9,16 +9,24 @@ if __name__ != "scoped_fn.kernels":
         f"Expected to be imported as 'scoped_fn.kernels', got {__name__!r}. Write: import scoped_fn.kernels"
     )
 
+from scoped_fn.kernels.fp8_layers import fp8_linear, fp8_matmul
+from scoped_fn.kernels.fp8_matmul import EXPANSIONS
 from scoped_fn.kernels.fused import layer_norm_quantize, rms_norm_quantize, silu_gate_quantize
 from scoped_fn.kernels.matmul import scaled_mm
 from scoped_fn.kernels.nvfp4 import hadamard_16, quantize_nvfp4
 from scoped_fn.kernels.quantize import dequantize, quantize, quantize_blocks, quantize_current, quantize_mx
 from scoped_fn.kernels.quantized import Quantized
+from scoped_fn.kernels.rules import MatmulRule, Quantizer
 from scoped_fn.kernels.scales import update_scales
 
 __all__ = [
+    "EXPANSIONS",
+    "MatmulRule",
     "Quantized",
+    "Quantizer",
     "dequantize",
+    "fp8_linear",
+    "fp8_matmul",
     "hadamard_16",
     "layer_norm_quantize",
     "quantize",

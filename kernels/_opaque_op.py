@@ -28,12 +28,16 @@ class Derivative:
     """How an operator is differentiated.
 
     Attributes:
-        backward: (arguments, which of them need a gradient, cotangent) -> a gradient or None for each argument.
-        jvp: (arguments, tangents or None of all arguments) -> tangent of the output.
+        backward: (arguments, which of them need a gradient, cotangent of each result or None) -> a gradient or None
+            for each argument.
+        jvp: (arguments, tangents or None of all arguments) -> tangent of the result, or of each result.
+        plain: (which arguments need a gradient, whether a transform may ask for more) -> which of several results
+            carry none.
     """
 
-    backward: Callable[[tuple[Any, ...], tuple[bool, ...], Any], tuple[Tensor | None, ...]]
-    jvp: Callable[[tuple[Any, ...], tuple[Tensor | None, ...]], Tensor]
+    backward: Callable[..., tuple[Tensor | None, ...]]
+    jvp: Callable[[tuple[Any, ...], tuple[Tensor | None, ...]], Tensor | None | tuple[Tensor | None, ...]]
+    plain: Callable[[tuple[bool, ...], bool], tuple[int, ...]] = lambda needs, transformed: ()
 
 
 def define_op(
@@ -89,13 +93,13 @@ def _autograd_kernel(op: OpOverload[..., Any], derivative: Derivative | None) ->
             # torch has both switched off here, but an outer level records if the caller does.
             with torch.set_grad_enabled(modes[0]), forward_ad._set_fwd_grad_enabled(modes[1]):
                 results = below(*arguments)
-            if derivative is None and isinstance(results, tuple):
-                ctx.mark_non_differentiable(*(result for result in results if result.dtype == torch.float32))
+            if isinstance(results, tuple):
+                ctx.mark_non_differentiable(*(results[i] for i in plain(ctx, results)))
             return results
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            return None, *rules.backward(_saved(ctx), ctx.needs_input_grad[1:], cotangents[0])
+            return None, *rules.backward(_saved(ctx), ctx.needs_input_grad[1:], *cotangents)
 
         @staticmethod
         def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
@@ -107,6 +111,11 @@ def _autograd_kernel(op: OpOverload[..., Any], derivative: Derivative | None) ->
         @staticmethod
         def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
             return (ctx._autograd_function_id,)
+
+    def plain(ctx: Any, results: tuple[Tensor, ...]) -> Sequence[int]:
+        if derivative is None:
+            return [i for i, result in enumerate(results) if result.dtype == torch.float32]
+        return derivative.plain(ctx.needs_input_grad[1:], _is_transformed())
 
     def below(*arguments: Any) -> Any:
         with below_autograd():  # on to the next level, or to the backend
@@ -123,9 +132,13 @@ def _autograd_kernel(op: OpOverload[..., Any], derivative: Derivative | None) ->
 
 def _is_recorded(arguments: tuple[Any, ...]) -> bool:
     """Whether a derivative may be wanted. Tracers open forward mode in C++, where only the stack of levels tells."""
-    if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+    if _is_transformed():
         return True
     return any(isinstance(value, Tensor) and value.requires_grad for value in arguments)
+
+
+def _is_transformed() -> bool:
+    return forward_ad._current_level >= 0 or peek_interpreter_stack() is not None
 
 
 def _primal(value: Any) -> Any:

@@ -3,42 +3,92 @@
 if __name__ != "scoped_fn":
     raise ImportError(f"Expected to be imported as 'scoped_fn', got {__name__!r}. Write: import scoped_fn")
 
-from scoped_fn import passes, stages
+from scoped_fn import passes, recipes, stages
+from scoped_fn._autocast import autocast, end_autocast, with_autocast
 from scoped_fn._carry import jvp, vjp, vmap
 from scoped_fn._compile import compile
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError
 from scoped_fn._graph import Graph, copy_graph
 from scoped_fn._runtime import CacheInfo
+from scoped_fn._scales import update_scales
+from scoped_fn._sinks import stage_gradients, watch_gradients
 from scoped_fn._transforms import grad, value_and_grad
 from scoped_fn.passes import Passes
-from scoped_fn.state import CompilerState, OwnershipError, acquire, init_state, release, set_buffers, tree_equal
+from scoped_fn.recipes import (
+    CustomRecipe,
+    DelayedScaling,
+    DelayedScalingRequest,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    Format,
+    MMParams,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    QParams,
+    QuantizerRole,
+)
+from scoped_fn.state import (
+    AutocastScope,
+    CompilerState,
+    Fp8State,
+    OwnershipError,
+    acquire,
+    describe_fp8,
+    init_state,
+    merge,
+    release,
+    set_buffers,
+    tree_equal,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutocastScope",
     "CacheInfo",
     "CaptureError",
     "CompiledFn",
     "CompilerState",
+    "CustomRecipe",
+    "DelayedScaling",
+    "DelayedScalingRequest",
+    "Float8BlockScaling",
+    "Float8CurrentScaling",
+    "Format",
+    "Fp8State",
     "Graph",
+    "MMParams",
+    "MXFP8BlockScaling",
     "MutationError",
+    "NVFP4BlockScaling",
     "OwnershipError",
     "Passes",
+    "QParams",
+    "QuantizerRole",
     "RandomOpError",
     "SpecError",
     "acquire",
+    "autocast",
     "compile",
     "copy_graph",
+    "describe_fp8",
+    "end_autocast",
     "grad",
     "init_state",
     "jvp",
+    "merge",
     "passes",
+    "recipes",
     "release",
     "set_buffers",
+    "stage_gradients",
     "stages",
     "tree_equal",
+    "update_scales",
     "value_and_grad",
     "vjp",
     "vmap",
+    "watch_gradients",
+    "with_autocast",
 ]

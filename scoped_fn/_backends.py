@@ -19,6 +19,7 @@ from scoped_fn._torch.inductor import (
     inductor_options,
     run_joint_passes,
 )
+from scoped_fn.kernels import EXPANSIONS
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Code = Callable[[list[Any]], Sequence[Any]]
@@ -58,7 +59,7 @@ def check_backend(backend: Any) -> None:
 
 def decompositions(backend: Backend) -> Any:
     """Returns which ATen operations are rewritten into simpler ones while a graph for this backend is traced."""
-    return inductor_decompositions() if backend == "inductor" else {}
+    return {**EXPANSIONS, **(inductor_decompositions() if backend == "inductor" else {})}
 
 
 def tracing_options(backend: Backend, *, torch_rng: bool) -> AbstractContextManager[None]:

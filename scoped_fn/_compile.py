@@ -13,6 +13,7 @@ from scoped_fn._plan import Plan
 from scoped_fn.passes import Passes
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.assemble import assemble_inference, assemble_training
+from scoped_fn.stages.autocast import autocast
 from scoped_fn.stages.capture import capture as capture_stage
 from scoped_fn.stages.capture import check_type
 from scoped_fn.state import CompilerState
@@ -32,7 +33,7 @@ def compile(
 ) -> tuple[CompilerState, CompiledFn]:
     """Returns the state with a new owner, and the model as a compiled pure function.
 
-    The chain of stages: capture, lower, partition, compile, assemble. If grad mode is on and a parameter or input
+    The chain of stages: capture, autocast, lower, partition, compile, assemble. If grad mode is on and a parameter or input
     requires a gradient, forward and backward are compiled, both now; otherwise the forward alone. Calls of another
     kind (other shapes, other Python numbers, with or without gradients) compile when they first come, once.
 
@@ -66,6 +67,7 @@ def compile(
     with normal_mode(torch.is_grad_enabled()):
         state, captured = capture_stage(state, model_or_fn, inputs, kwargs, name=name, mode=capture, rng=rng)
         state, captured = apply(state, captured, passes.captured)
+        state, captured = autocast(state, captured)
         state, pieces = compile_captured(state, captured, plan)
         if isinstance(pieces, Training):
             return assemble_training(state, captured, pieces.split, pieces.forward, pieces.backward, plan=plan)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from scoped_fn import _specialize
-from scoped_fn._ambient import ambient_settings
+from scoped_fn._call import Call, fp8_inputs
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import Graph
 from scoped_fn._inline import inlined
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
-from scoped_fn._specs import laid_out, plain
+from scoped_fn._specs import plain
 from scoped_fn._structure import Structure, flatten
 from scoped_fn._torch.dual import in_transform
-from scoped_fn._torch.levels import apart, at_level, in_vmap, transforms_active
+from scoped_fn._torch.levels import at_level, in_vmap, transforms_active
 from scoped_fn._torch.tensors import PLAIN_TYPES, is_fake
 from scoped_fn._torch.tracing import jit_is_tracing, tracing_proxies
 from scoped_fn._torch.wrapped import alive, is_dead, is_transformed, tracked_and_fake
@@ -27,7 +27,7 @@ from scoped_fn.passes import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Inference
 from scoped_fn.stages.partition import Split
-from scoped_fn.state import CompilerState, FrozenDict
+from scoped_fn.state import CompilerState
 from scoped_fn.state.owners import check_owner
 
 
@@ -70,6 +70,11 @@ class CompiledFn:
     def training(self) -> bool | None:
         """The module's mode when it was compiled, which all calls keep; None for a function."""
         return self.captured.source.training
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The matmuls that run in FP8 in calls like the first one, by name."""
+        return tuple(self.captured.fp8.rules) if self.captured.fp8 else ()
 
     @property
     def joint_graph(self) -> Graph | None:
@@ -117,16 +122,17 @@ class CompiledFn:
         """
         if torch.compiler.is_dynamo_compiling() or jit_is_tracing():  # type: ignore[no-untyped-call]
             return inlined(self, state, args, kwargs)
-        tensors, structure = self.bind(state, args, kwargs)
+        call = self.bind(state, args, kwargs)
+        tensors = call.tensors
         if any(map(is_fake, tensors)):
             return inlined(self, state, args, kwargs)
         if self.is_transformed(tensors):
             tracked, fake = tracked_and_fake(tensors)
             if fake:
                 return inlined(self, state, args, kwargs)
-            return self._transformed(state, tensors, structure, tracked)
+            return self._run(_specialize.transforming_variant(self.origin, call, tracked), call)
         with at_level(None) if transforms_active() else nullcontext():
-            return self._plain(state, tensors, structure)
+            return self._run(self._plain_variant(call), call)
 
     def is_transformed(self, tensors: list[torch.Tensor]) -> bool:
         """Returns whether a transform acts on a call with these tensors, or records it."""
@@ -134,37 +140,22 @@ class CompiledFn:
             return tracing_proxies() is not None
         return is_transformed(tensors) or (self.captured.rng == "torch" and in_vmap())
 
-    def _plain(
-        self, state: CompilerState, tensors: list[torch.Tensor], structure: Structure
-    ) -> tuple[CompilerState, Any]:
-        kind = "training" if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else "inference"
+    def _plain_variant(self, call: Call) -> Variant:
+        kind = "training" if torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors) else "inference"
         if self._plan is None:
             kind = self._memo.variants[0].kind
-        variant = self._memo.find_or_make(
-            kind, structure, tensors, lambda: _specialize.plain_variant(self.origin, kind, structure, tensors)
-        )
-        results = variant.launch(tensors)
-        return self.next_state(state, variant, results), variant.finish(results, tensors)
+        return _specialize.plain_variant(self.origin, kind, call)
 
-    def _transformed(
-        self, state: CompilerState, tensors: list[torch.Tensor], structure: Structure, tracked: tuple[bool, ...]
-    ) -> tuple[CompilerState, Any]:
-        variant = self._memo.find(("transform", tracked), ambient_settings("transform"), structure, tensors)
-        if variant is None:
-            specs = [laid_out(tensor) for tensor in tensors]
-            with apart():
-                variant = _specialize.transforming_variant(self.origin, structure, specs, tracked)
-        results = variant.launch(tensors)
-        return self.next_state(state, variant, results), variant.finish(results, tensors)
+    def _run(self, variant: Variant, call: Call) -> tuple[CompilerState, Any]:
+        results = variant.launch(call.tensors)
+        return call.next_state(variant, results), variant.finish(results, call.tensors)
 
     @property
     def origin(self) -> _specialize.Origin:
         """Where new variants come from."""
         return _specialize.Origin(self.captured, self._plan, self._memo)
 
-    def bind(
-        self, state: CompilerState, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[torch.Tensor], Structure]:
+    def bind(self, state: CompilerState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Returns parameters, buffers and inputs as one list, and the structure of the inputs."""
         check_state(state)
         source = self.captured.source
@@ -181,13 +172,16 @@ class CompiledFn:
             held += _specialize.buffers_of(self, state)
         inputs, structure = self._inputs(args, kwargs)
         tensors = [*held, *inputs]
+        if state.autocast:
+            structure, extras = fp8_inputs(self._memo, state, self.owner, structure)
+            tensors += extras
         try:
             if any(t.is_neg() or t.is_conj() or is_dead(t) for t in tensors):
                 tensors = [plain(t) if t.is_neg() or t.is_conj() else alive(t) for t in tensors]
         except AttributeError:
             _specialize.check_held(source, held)
             raise
-        return tensors, structure
+        return Call(self.owner, state, tensors, structure)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Structure]:
         if kwargs or not all(type(arg) in PLAIN_TYPES for arg in args):
@@ -197,15 +191,6 @@ class CompiledFn:
             made, first = flatten((args, {}), "inputs")[1], self._memo.variants[0].structure
             structures[len(args)] = first if made == first else made  # the same object compares fastest
         return list(args), structures[len(args)]
-
-    def next_state(self, state: CompilerState, variant: Variant, results: Any) -> CompilerState:
-        """Returns the state with the buffers that came back; the same state if there are none."""
-        if not variant.new_buffers:
-            return state
-        names = variant.new_buffers
-        new = zip(names, results[variant.num_outputs : variant.num_outputs + len(names)], strict=True)
-        buffers = FrozenDict({**state.buffers[self.owner], **dict(new)})
-        return replace(state, buffers=state.buffers.set(self.owner, buffers))
 
 
 def ordered_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:

@@ -37,7 +37,7 @@ class Root(Pure):
 
     def __init__(self, captured: Captured, plan: Plan, memo: Memo, ambient: Ambient) -> None:
         self.captured, self.plan, self.ambient = captured, plan, ambient
-        lowered = self._lowered() if captured.source.buffers or captured.rng == "torch" else None
+        lowered = self._lowered() if captured.source.buffers or captured.new_buffers or captured.rng == "torch" else None
         self.new_buffers = lowered.new_buffers if lowered else ()
         shop = Shop(captured.source.name, plan.backend, lowered is not None and draws(lowered.graph.gm), memo)
         specs = [replace(spec, requires_grad=False) for spec in captured.specs]
@@ -49,7 +49,7 @@ class Root(Pure):
         """Returns the graph as a function, or the model's own code where the graph does not say everything."""
         captured = self.captured
         replay = make_replay(captured, self.new_buffers, self.ambient)
-        if says_everything(captured.graph.gm) or self.plan.passes.captured is not identity:
+        if says_everything(captured.graph.gm) or self.plan.passes.captured is not identity or captured.fp8:
             return replay
         constants = len(captured.constants)
         live = Live(captured.source, captured.in_structure, constants, self.new_buffers, self.ambient)

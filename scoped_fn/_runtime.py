@@ -6,7 +6,7 @@ Nothing here outlives the compiled function that owns it, except through a pendi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ class Variant:
         new_buffers: Names of the buffers that come back.
         training: Its forward and backward code, if it has that.
         root: Makes what its higher derivatives and batched versions are derived from, if it has them.
+        request: What FP8 scales are updated by, where a custom recipe says so and not the scope.
     """
 
     kind: Any
@@ -70,6 +71,7 @@ class Variant:
     new_buffers: tuple[str, ...]
     training: TrainingCode | None = None
     root: Callable[[], Root] | None = None
+    request: Any = None
 
     def serves(self, ambient: Ambient, structure: Structure, specs: tuple[TensorSpec, ...]) -> bool:
         """Returns whether it is for calls with exactly these specs."""
@@ -82,6 +84,7 @@ class Memo:
     def __init__(self) -> None:
         self.variants: tuple[Variant, ...] = ()
         self.structures: dict[int, Structure] = {}
+        self.scopes: tuple[tuple[Structure, Any, Any, Structure], ...] = ()
         self.captures = self.compiled_graphs = self.compiled_calls = self.eager_calls = 0
 
     def find(self, kind: Any, ambient: Ambient, structure: Structure, tensors: list[torch.Tensor]) -> Variant | None:
@@ -111,8 +114,19 @@ class Memo:
                 found = self.find(kind, ambient, structure, tensors)
                 if found is None:
                     found = make()
-                    self.variants = (*self.variants, found)
+                    if not any(found is known for known in self.variants):
+                        self.variants = (*self.variants, found)
         return found
+
+    def scoped(self, structure: Structure, scope: Any, columns: Any, key: Callable[[], Any]) -> Structure:
+        """Returns a structure with the key of an autocast scope; the same object for equal ones, which compares fast."""
+        for known, of_scope, of_columns, made in self.scopes:
+            if of_scope == scope and of_columns == columns and (known is structure or known == structure):
+                return made
+        made = replace(structure, scope=key())
+        same = next((other for *_, other in self.scopes if other == made), made)
+        self.scopes = (*self.scopes[-15:], (structure, scope, columns, same))
+        return same
 
     def info(self) -> CacheInfo:
         """Returns the counters."""

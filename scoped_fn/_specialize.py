@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from scoped_fn._ambient import ambient_settings
+from scoped_fn._call import Call
 from scoped_fn._chain import Training, compile_captured
 from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError
 from scoped_fn._frozen_module import replace_tensors
@@ -16,9 +17,10 @@ from scoped_fn._plan import Plan
 from scoped_fn._root import Root
 from scoped_fn._runtime import Memo, Variant
 from scoped_fn._source import Source, buffer_places, unset_buffers
-from scoped_fn._specs import TensorSpec, spec_of
+from scoped_fn._specs import laid_out, spec_of
 from scoped_fn._structure import Structure
 from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn._torch.levels import apart
 from scoped_fn._torch.wrapped import is_wrapped
 from scoped_fn._variants import inference_variant, training_variant, transform_variant
 from scoped_fn.stages.apply import apply_at
@@ -45,43 +47,55 @@ class Origin:
     memo: Memo
 
 
-def plain_variant(origin: Origin, kind: str, structure: Structure, tensors: list[torch.Tensor]) -> Variant:
-    """Returns a new training or inference variant for a call."""
-    grad, memo = torch.is_grad_enabled(), origin.memo
-    with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        captured, plan = recapture(origin, structure, tensors, [t.requires_grad for t in tensors])
-        _, pieces = compile_captured(init_state(), captured, plan)
-    if isinstance(pieces, Training):
-        memo.compiled_graphs += 2
-        return training_variant(pieces, memo, root_later(captured, plan, memo))
-    memo.compiled_graphs += 1
-    return inference_variant(kind, pieces.inference, pieces.compiled, memo)
+def plain_variant(origin: Origin, kind: str, call: Call) -> Variant:
+    """Returns the training or inference variant for a call; makes it once."""
+    memo, wanted = origin.memo, [t.requires_grad for t in call.tensors]
+
+    def make() -> Variant:
+        grad = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            captured, plan = recapture(origin, call.structure, call.tensors, wanted)
+            captured = call.in_fp8(captured, record=kind != "inference")
+            _, pieces = compile_captured(init_state(), captured, plan)
+        if isinstance(pieces, Training):
+            memo.compiled_graphs += 2
+            return training_variant(pieces, memo, root_later(captured, plan, memo))
+        memo.compiled_graphs += 1
+        return inference_variant(kind, pieces.inference, pieces.compiled, memo)
+
+    return memo.find_or_make(kind, call.structure, call.tensors, make)
 
 
-def transforming_variant(
-    origin: Origin, structure: Structure, specs: Sequence[TensorSpec], tracked: tuple[bool, ...]
-) -> Variant:
-    """Returns the variant for tensors of any `torch.func` level with these specs; makes it once.
+def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) -> Variant:
+    """Returns the variant for a call with tensors of any `torch.func` level; makes it once.
 
     Args:
         origin: What was compiled.
-        structure: Structure of the inputs.
-        specs: Specs of parameters, buffers and inputs.
-        tracked: Which of them a derivative may be taken of.
+        call: The call.
+        tracked: Which of its tensors a derivative may be taken of.
     """
-    memo, tensors = origin.memo, [spec.stand_in() for spec in specs]
+    memo, kind = origin.memo, ("transform", tracked)
+    found = memo.find(kind, ambient_settings("transform"), call.structure, call.tensors)
+    if found is not None:
+        return found
+    specs = [laid_out(tensor) for tensor in call.tensors]
+    ambient = ambient_settings("training")
 
     def make() -> Variant:
         seen = tuple(replace(spec, requires_grad=t) for spec, t in zip(specs, tracked, strict=True))
-        ambient = ambient_settings("training")
         for variant in memo.variants:
-            if variant.root and variant.kind == "training" and variant.serves(ambient, structure, seen):
+            if variant.root and variant.kind == "training" and variant.serves(ambient, call.structure, seen):
                 return transform_variant(tracked, variant.root())
         with torch.inference_mode(False), torch.enable_grad():
-            captured, plan = recapture(origin, structure, tensors, list(tracked))
+            stand_ins = [spec.stand_in() for spec in specs]
+            captured, plan = recapture(origin, call.structure, stand_ins, list(tracked))
+            captured = call.in_fp8(captured, record=any(tracked))
+            if len(call.tensors) != len(tracked):  # scales that the state did not have
+                return transforming_variant(origin, call, (*tracked, False, False))
             return transform_variant(tracked, Root(captured, plan, memo, ambient))
 
-    return memo.find_or_make(("transform", tracked), structure, tensors, make)
+    with apart():
+        return memo.find_or_make(kind, call.structure, [spec.stand_in() for spec in specs], make)
 
 
 def root_later(captured: Captured, plan: Plan | None, memo: Memo) -> Callable[[], Root]:
@@ -117,16 +131,17 @@ def recapture(
     first, plan, source = origin.first, origin.plan, origin.first.source
     num_held = len(source.params) + len(source.buffers)
     check_held(source, tensors[:num_held])
-    inputs = tensors[num_held:]
+    inputs = tensors[num_held : num_held + structure.num_tensors]  # what follows them in FP8 is no input of the model
+    inputs = [t.detach().requires_grad_(w) for t, w in zip(inputs, wanted[num_held:], strict=False)]
     if plan is None:
         raise SpecError(
             f"Expected inputs like those that {source.name} was assembled for ({_shown(first)}), got "
             f"{_texts(source, structure, inputs)}. Functions assembled by hand have one kind of call: use sf.compile."
         )
     seen = as_called(source, tensors[:num_held], wanted[:num_held])
-    inputs = [t.detach().requires_grad_(w) for t, w in zip(inputs, wanted[num_held:], strict=True)]
+    plain = replace(structure, scope=None)
     try:
-        captured = capture_call(first.owner, seen, structure, inputs, mode=plan.capture, rng=first.rng)
+        captured = capture_call(first.owner, seen, plain, inputs, mode=plan.capture, rng=first.rng)
     except (MutationError, RandomOpError):
         raise
     except CaptureError as error:

@@ -44,10 +44,18 @@ class Structure:
     Attributes:
         spec: The containers.
         leaves: For each leaf: None for a tensor, a `Static`, or (dataclass, structure of its fields).
+        scope: What else distinguishes calls: the autocast scope, if one is on.
     """
 
     spec: Any
     leaves: tuple[Any, ...]
+    scope: Any = None
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors it takes to build the value."""
+        inner = (leaf[1].num_tensors for leaf in self.leaves if isinstance(leaf, tuple))
+        return sum(leaf is None for leaf in self.leaves) + sum(inner)
 
 
 def flatten(tree: Any, what: str, is_tensor: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:

@@ -14,6 +14,7 @@ from scoped_fn._ambient import without_autocast
 from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._backends import Backend, decompositions, tracing_options
 from scoped_fn._checked_op import keep_checks
+from scoped_fn._shared_quantizations import share_quantizations
 from scoped_fn._specs import TensorSpec
 from scoped_fn._torch.aten import functional_graph, visible_mutations
 from scoped_fn._torch.flat import Flat, vjp_flat
@@ -127,7 +128,7 @@ def _trace(run: Flat, specs: Sequence[TensorSpec], backend: Backend) -> torch.fx
     with fake_mode():
         fakes = [spec.fake() for spec in specs]
         gm = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
-        gm = functional_graph(keep_checks(gm), fakes)
+        gm = share_quantizations(functional_graph(keep_checks(gm), fakes))
     return _checked(gm, [node.meta.get("val") for node in gm.graph.nodes])
 
 

@@ -11,6 +11,7 @@ import torch
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
 from scoped_fn._one_graph import check_scalar
+from scoped_fn._sinks import close_sinks, open_sinks, with_sinks
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch.dual import in_transform
 from scoped_fn._whole_step import WholeStep
@@ -19,7 +20,9 @@ from scoped_fn.state import CompilerState
 StatefulFn = Callable[..., tuple[CompilerState, Any]]
 
 
-def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> StatefulFn:
+def value_and_grad(
+    fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, accumulate: bool = False
+) -> StatefulFn:
     """Returns the stateful function `(state, *args) -> (state, (value, gradients))`.
 
     Of a compiled function, forward and backward run as one compiled graph; under another transform they run as that
@@ -32,6 +35,9 @@ def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_au
         fn: `(state, *args) -> (state, value)`; the value is a scalar: shape [], real floating point.
         argnums: Which arguments to differentiate, counted after the state. For a compiled module 0 is the parameters.
         has_aux: The function returns `(value, aux)` and so does the new one: `(state, ((value, aux), gradients))`.
+        accumulate: Whether the FP8 scales stay as they are, for several calls in one step; `update_scales` ends it.
+            Else each call is one step: scales of the compiled functions that ran are updated once. (Under `vmap` they
+            are left as they are in any case, unless each index has a state of its own.)
 
     Returns:
         A function whose gradients have the structure of the argument (a tuple of them for a tuple `argnums`). What the
@@ -54,11 +60,13 @@ def value_and_grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_au
         )
     if any(not isinstance(i, int) or i < 0 for i in (argnums if isinstance(argnums, tuple) else (argnums,))):
         raise SpecError(f"Expected argnums of 0 or more, got {argnums!r}. Count arguments after the state.")
-    generic = ValueAndGrad(fn, argnums, has_aux)
-    return WholeStep(fn, argnums, has_aux, generic) if isinstance(fn, CompiledFn) else generic
+    generic = ValueAndGrad(fn, argnums, has_aux, accumulate)
+    return WholeStep(fn, argnums, has_aux, generic, accumulate) if isinstance(fn, CompiledFn) else generic
 
 
-def grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> StatefulFn:
+def grad(
+    fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, accumulate: bool = False
+) -> StatefulFn:
     """Returns the stateful function `(state, *args) -> (state, gradients)`.
 
     Args and errors are those of `value_and_grad`. With `has_aux` it gives `(state, (gradients, aux))`.
@@ -70,7 +78,7 @@ def grad(fn: StatefulFn, *, argnums: int | tuple[int, ...] = 0, has_aux: bool = 
         >>> first
         tensor([ 3., 12.])
     """
-    both = value_and_grad(fn, argnums=argnums, has_aux=has_aux)
+    both = value_and_grad(fn, argnums=argnums, has_aux=has_aux, accumulate=accumulate)
 
     def grad_of(state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
         state, (value, grads) = both(state, *args, **kwargs)
@@ -86,6 +94,7 @@ class ValueAndGrad:
     fn: StatefulFn
     argnums: int | tuple[int, ...]
     has_aux: bool
+    accumulate: bool = False
 
     def __call__(self, state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
         """Returns the next state, and the value with the gradients."""
@@ -105,27 +114,37 @@ class ValueAndGrad:
     ) -> tuple[CompilerState, Any]:
         flat = {i: flatten(args[i], f"argument {i}") for i in places}
         leaves = [prepare(_checked(tensor, i)) for i, (mine, _) in flat.items() for tensor in mine]
-        (after, out), found = self._differentiate(state, args, kwargs, flat, leaves)
-        rest = iter(found)
+        state, sinks = open_sinks(state, prepare)
+        (after, out), found = self._differentiate(state, args, kwargs, flat, leaves, sinks)
+        rest = iter(found[: len(leaves)])
+        after = close_sinks(state, after, dict(zip(sinks, found[len(leaves) :], strict=True)), self.accumulate)
         grads = tuple(unflatten(structure, [next(rest) for _ in mine]) for mine, structure in flat.values())
         return after, (out, grads[0] if isinstance(self.argnums, int) else grads)
 
     def _differentiate(
-        self, state: CompilerState, args: Any, kwargs: Any, flat: dict[int, Any], leaves: list[torch.Tensor]
+        self,
+        state: CompilerState,
+        args: Any,
+        kwargs: Any,
+        flat: dict[int, Any],
+        leaves: list[torch.Tensor],
+        sinks: dict[int, torch.Tensor],
     ) -> tuple[Any, Sequence[torch.Tensor]]:
-        """Returns (state, out), and a gradient for each leaf."""
+        """Returns (state, out), and a gradient for each leaf, then for each sink of FP8 gradients."""
         structures: list[Structure] = []
 
         def value_of(*given: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
             changed, rest = dict(enumerate(args)), iter(given)
             for i, (mine, structure) in flat.items():
                 changed[i] = unflatten(structure, [next(rest) for _ in mine])
-            after, out = self.fn(state, *changed.values(), **kwargs)
+            inner = with_sinks(state, dict(zip(sinks, rest, strict=True)))
+            after, out = self.fn(inner, *changed.values(), **kwargs)
             value = check_scalar(out[0] if self.has_aux else out)
             tensors, structure = flatten((after, out), "outputs")
             structures.append(structure)
             return value, tensors
 
+        leaves = [*leaves, *sinks.values()]
         if not leaves:
             tensors = value_of()[1]
             return unflatten(structures[-1], tensors), ()

@@ -105,6 +105,7 @@ def _variant(
         new_buffers=new_buffers,
         training=training,
         root=root,
+        request=captured.fp8.request if captured.fp8 else None,
     )
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from scoped_fn._backends import GraphRole
+from scoped_fn._call import Call
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
 from scoped_fn._one_graph import one_graph, only_value_differs
 from scoped_fn._runtime import Variant
+from scoped_fn._scales import updated
 from scoped_fn._specialize import recapture
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._variants import Finish, finish_outputs, whole_variant
@@ -20,6 +22,7 @@ from scoped_fn.stages.apply import apply
 from scoped_fn.stages.compile_graph import compile_graph
 from scoped_fn.stages.lower import lower_joint
 from scoped_fn.state import CompilerState
+from scoped_fn.state.fp8_state import stage_gradients
 
 
 @dataclass(frozen=True)
@@ -31,53 +34,64 @@ class WholeStep:
         argnums: Which arguments to differentiate.
         has_aux: Whether the function returns (value, aux).
         generic: The same for tensors that another transform acts on, and where it is traced.
+        accumulate: Whether FP8 scales are left as they are until `update_scales`.
     """
 
     fn: CompiledFn
     argnums: int | tuple[int, ...]
     has_aux: bool
     generic: Callable[..., tuple[CompilerState, Any]]
+    accumulate: bool = False
 
     def __call__(self, state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
         """Returns the next state, and the value with the gradients."""
         fn = self.fn
         if torch.compiler.is_dynamo_compiling():
             return self.generic(state, *args, **kwargs)
-        tensors, structure = fn.bind(state, args, kwargs)
-        if fn.is_transformed(tensors):
+        call = fn.bind(state, args, kwargs)
+        if fn.is_transformed(call.tensors):
             return self.generic(state, *args, **kwargs)
         kind = ("value_and_grad", self.argnums, self.has_aux)
-        variant = fn._memo.find_or_make(
-            kind, structure, tensors, lambda: self._make(kind, state, args, structure, tensors)
-        )
+        variant = fn._memo.find_or_make(kind, call.structure, call.tensors, lambda: self._make(kind, args, call))
         with torch.no_grad():
-            results = variant.launch(tensors)
-            value, grads = variant.finish(results, tensors)
-            return fn.next_state(state, variant, results), (value, self._named_as_given(args, grads))
+            results = variant.launch(call.tensors)
+            (value, grads), of_sinks = variant.finish(results, call.tensors)
+            after = call.next_state(variant, results)
+            if of_sinks is not None:
+                after = self._next_scales(after, of_sinks)
+            return after, (value, self._named_as_given(args, grads))
 
-    def _make(
-        self, kind: Any, state: CompilerState, args: tuple[Any, ...], structure: Structure, tensors: list[torch.Tensor]
-    ) -> Variant:
+    def _next_scales(self, state: CompilerState, of_sinks: torch.Tensor) -> CompilerState:
+        held = stage_gradients(state.fp8[self.fn.owner], of_sinks)
+        held = held if self.accumulate else updated(held)
+        return replace(state, fp8=state.fp8.set(self.fn.owner, held))
+
+    def _make(self, kind: Any, args: tuple[Any, ...], call: Call) -> Variant:
         fn = self.fn
         groups = [argument_group(fn, args, i) for i in self._places]
-        wanted = [False] * len(tensors)
+        wanted = [False] * len(call.tensors)
         for group in groups:
             for i in group.wanted:
                 wanted[i] = True
         with torch.inference_mode(False), torch.enable_grad():
-            captured, plan = recapture(fn.origin, structure, tensors, wanted)
+            captured, plan = recapture(fn.origin, call.structure, call.tensors, wanted)
             captured = only_value_differs(captured, self.has_aux)
+            captured = call.in_fp8(captured, record=True)
+            wanted += [False] * (len(call.tensors) - len(wanted))
+            sink = call.sink
+            if sink is not None:
+                wanted[sink] = True
             start, constants = captured.num_held - len(captured.constants), (False,) * len(captured.constants)
             joint = lower_joint(captured, (*wanted[:start], *constants, *wanted[start:]), plan.backend)
-            state, joint = apply(state, joint, plan.passes.joint)
-            graph, whole = one_graph(state, joint, plan)
+            _, joint = apply(call.state, joint, plan.passes.joint)
+            graph, whole = one_graph(call.state, joint, plan)
             role = GraphRole(
                 len(graph.outputs), torch_rng=captured.rng == "torch", whole=whole, lowered_for=plan.backend
             )
             compiled = compile_graph(graph, plan.backend, role)
         fn._memo.compiled_graphs += 1
         at = {i if i < start else i - len(constants): joint.num_forward + n for n, i in enumerate(joint.grads)}
-        finish = self._finish(finish_outputs(captured), groups, at)
+        finish = self._finish(finish_outputs(captured), groups, at, sink)
         return whole_variant(kind, captured, compiled, joint.new_buffers, fn._memo, finish)
 
     def _named_as_given(self, args: tuple[Any, ...], grads: Any) -> Any:
@@ -94,12 +108,13 @@ class WholeStep:
     def _places(self) -> tuple[int, ...]:
         return (self.argnums,) if isinstance(self.argnums, int) else self.argnums
 
-    def _finish(self, value_of: Finish, groups: list[Group], at: dict[int, int]) -> Finish:
+    def _finish(self, value_of: Finish, groups: list[Group], at: dict[int, int], sink: int | None) -> Finish:
         single = isinstance(self.argnums, int)
 
         def finish(results: Sequence[torch.Tensor], tensors: list[torch.Tensor]) -> Any:
             grads = [group.build(results, tensors, at) for group in groups]
-            return value_of(results, tensors), grads[0] if single else tuple(grads)
+            of_sinks = None if sink is None else results[at[sink]] if sink in at else torch.zeros_like(tensors[sink])
+            return (value_of(results, tensors), grads[0] if single else tuple(grads)), of_sinks
 
         return finish
 

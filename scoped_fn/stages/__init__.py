@@ -5,6 +5,7 @@ Each is `(state, artifact, ...) -> (state, artifact)`, pure and deterministic.
 
 from scoped_fn.stages.apply import apply, apply_backward, apply_forward
 from scoped_fn.stages.assemble import assemble_inference, assemble_training
+from scoped_fn.stages.autocast import autocast
 from scoped_fn.stages.capture import capture
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import Compiled, compile_backward, compile_forward, compile_inference
@@ -22,6 +23,7 @@ __all__ = [
     "apply_forward",
     "assemble_inference",
     "assemble_training",
+    "autocast",
     "capture",
     "compile_backward",
     "compile_forward",

@@ -41,6 +41,8 @@ class Captured:
         rng: None, or "torch" if random ops draw from torch's generators.
         grad_mode: Whether grad mode was on; the graph is valid in that mode.
         needs_code: Whether it is lowered from the model's own code, because the graph does not say everything.
+        fp8: The `Fp8Plan` of its sites, once the stage `autocast` has been applied; its placeholders and outputs are
+            followed by those of FP8.
     """
 
     owner: int
@@ -55,6 +57,7 @@ class Captured:
     rng: str | None
     grad_mode: bool
     needs_code: bool = False
+    fp8: Any = None
 
     def __str__(self) -> str:
         return str(self.graph)

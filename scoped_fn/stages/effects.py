@@ -75,7 +75,7 @@ def refuse_shared_memory(captured: Captured, changed: tuple[str, ...]) -> None:
     In eager both would change; in the state each has memory of its own.
     """
     held = {**captured.source.params, **captured.source.buffers}
-    for name in changed:
+    for name in (name for name in changed if name in held):
         other = next((key for key, tensor in held.items() if key != name and _overlap(held[name], tensor)), None)
         if other is not None:
             raise MutationError(

@@ -12,6 +12,7 @@ from scoped_fn._backends import Backend, check_backend, decompositions, tracing_
 from scoped_fn._checked_op import keep_checks
 from scoped_fn._errors import CaptureError, SpecError
 from scoped_fn._graph import Graph, copy_graph, output_values
+from scoped_fn._shared_quantizations import share_quantizations
 from scoped_fn._torch.aot import ExportedGraph, export_with_aot
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.levels import apart
@@ -174,7 +175,7 @@ def _arrange(
     ordered = [*results[: captured.num_outputs], *buffers.values(), *(value for value, _ in kept)]
     output.args = ([value for value, _ in ordered],)
     output.meta["desc"] = [kind for _, kind in ordered]
-    return keep_checks(gm), tuple(buffers), tuple(of for _, of in kept)
+    return share_quantizations(keep_checks(gm)), tuple(buffers), tuple(of for _, of in kept)
 
 
 def _forward_names(captured: Captured, new_buffers: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,105 @@
+"""What a captured graph in FP8 takes from the state and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from scoped_fn._errors import SpecError
+from scoped_fn.kernels import MatmulRule, Quantizer
+from scoped_fn.recipes import CustomRecipe, DelayedScalingRequest
+from scoped_fn.state import AutocastScope
+
+ROLES = ("input", "weight", "grad_output")
+AMAX, SINK = "fp8.amax", "fp8.grad_sink"
+Column = tuple[str, str]
+
+
+class ScopeKey(NamedTuple):
+    """What makes code for one scope differ from code for another; part of the structure of a call's arguments.
+
+    Attributes:
+        scope: The scope, without what concerns the update of scales alone.
+        columns: The columns of the owner's scales.
+        weights: Sites whose weights come quantized, and how many tensors each of them is.
+    """
+
+    scope: AutocastScope
+    columns: tuple[Column, ...]
+    weights: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def extras(self) -> int:
+        """How many tensors follow the inputs: scales and sinks, then quantized weights."""
+        return (2 if self.columns else 0) + sum(count for _, count in self.weights)
+
+
+def scope_key(scope: AutocastScope, columns: tuple[Column, ...]) -> ScopeKey:
+    """Returns the key of a scope."""
+    return ScopeKey(replace(scope, recipe=scope.recipe.graph_part, group=None), columns)
+
+
+@dataclass(frozen=True)
+class Fp8Plan:
+    """The sites of a captured graph.
+
+    Attributes:
+        rules: Site -> how its matmul is computed.
+        request: What the scales are updated by, where a custom recipe asks for delayed scaling.
+    """
+
+    rules: Mapping[str, MatmulRule]
+    request: Any = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that it needs: sites times roles that are scaled by history."""
+        return tuple((site, role) for site, rule in self.rules.items() for role in delayed_roles(rule))
+
+
+def delayed_roles(rule: MatmulRule) -> tuple[str, ...]:
+    """Returns the roles whose scales come from the state."""
+    quantizers = zip(ROLES, (rule.input, rule.weight, rule.grad_output), strict=True)
+    return tuple(role for role, quantizer in quantizers if quantizer.kind == "delayed")
+
+
+def plan_of(scope: AutocastScope, kinds: Mapping[str, str]) -> Fp8Plan:
+    """Returns the plan for sites of these kinds, by name.
+
+    Raises:
+        SpecError: A custom recipe answers with something else, or its requests differ.
+    """
+    recipe = scope.recipe
+    if not isinstance(recipe, CustomRecipe):
+        rules = {name: recipe.rule(kind, name) for name, kind in kinds.items()}
+        return Fp8Plan(_calibrating(rules, scope))
+    rules, requests = {}, []
+    for name, kind in kinds.items():
+        answers = recipe.answers(kind, name)
+        requests += [answer for answer in answers if isinstance(answer, DelayedScalingRequest)]
+        quantizers = [_quantizer(answer, role, name) for answer, role in zip(answers, ROLES, strict=True)]
+        backward = recipe.backward_override or "quantized"
+        rules[name] = MatmulRule(*quantizers, (True, False, False), backward)
+    if len(set(requests)) > 1:
+        raise SpecError(
+            f"Expected all DelayedScalingRequests of a CustomRecipe to agree, got {requests[0]} and "
+            f"{next(r for r in requests if r != requests[0])}. Answer with equal ones."
+        )
+    return Fp8Plan(_calibrating(rules, scope), requests[0] if requests else None)
+
+
+def _calibrating(rules: dict[str, MatmulRule], scope: AutocastScope) -> dict[str, MatmulRule]:
+    return {name: replace(rule, calibrating=True) for name, rule in rules.items()} if scope.calibrating else rules
+
+
+def _quantizer(answer: Any, role: str, name: str) -> Quantizer:
+    if isinstance(answer, DelayedScalingRequest):
+        dtype = answer.fp8_format.backward_dtype if role == "grad_output" else Quantizer("delayed").dtype
+        return Quantizer("delayed", dtype)
+    if not isinstance(answer, Quantizer) or answer.kind == "delayed":
+        raise SpecError(
+            f"Expected qfactory to answer with a kernels.Quantizer or a DelayedScalingRequest for {role} of {name!r}, "
+            f"got {answer!r}. Quantizer('none') keeps it in high precision."
+        )
+    return answer

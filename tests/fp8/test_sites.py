@@ -1,0 +1,127 @@
+"""The names of sites, and the layers that `skip` means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import scoped_fn as sf
+from tests.fp8.networks import LowRank, Tied, Twice, mlp
+from tests.fp8.scoped import example, recipe, rescoped, scoped
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Own(nn.Module):
+    """A product with a parameter that belongs to no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.table
+
+
+class Outer(nn.Module):
+    """Layers inside layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)])
+        self.inner, self.lm_head = Own(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(self.inner(x))
+
+
+def argument(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w)
+
+
+def two_arguments(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return x @ first @ second
+
+
+NAMES: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...], tuple[str, ...]]] = {
+    "layers": (mlp, ((3, 8),), ("0", "2")),
+    "nested": (Outer, ((3, 8),), ("blocks.0.0", "blocks.1.0", "inner.table", "lm_head")),
+    "parameter": (Own, ((3, 8),), ("table",)),
+    "tied": (Tied, ((3, 8),), ("first", "second")),
+    "twice": (Twice, ((3, 8),), ("fc",)),
+    "adapted": (LowRank, ((3, 8),), ("base", "a", "b")),
+    "argument": (lambda: argument, ((3, 8), (4, 8)), ("w",)),
+    "two arguments": (lambda: two_arguments, ((3, 8), (8, 4), (4, 2)), ("first", "second")),
+}
+
+
+@pytest.mark.parametrize("which", NAMES)
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+def test_names_of_sites(which: str, capture: str) -> None:
+    make, shapes, expected = NAMES[which]
+    state = sf.autocast(sf.init_state(), recipe("current"))
+    inputs = tuple(torch.randn(shape) for shape in shapes)
+    _, fn = sf.compile(state, make(), inputs, backend="eager", capture=capture)
+    assert isinstance(fn.sites, tuple)
+    assert sorted(fn.sites) == sorted(expected)
+
+
+def test_columns_are_named_by_site_and_role() -> None:
+    run = scoped(Outer(), (torch.randn(3, 8),))
+    columns = run.state.fp8[run.fn.owner].columns
+    assert {site for site, _ in columns} == set(run.fn.sites)
+    assert {role for _, role in columns} == {"input", "weight", "grad_output"}
+    assert set(sf.describe_fp8(run.state)) == set(run.fn.sites)
+
+
+@pytest.mark.parametrize(
+    ("skip", "kept"),
+    [
+        (("lm_head",), {"lm_head"}),
+        (("blocks.0.0",), {"blocks.0.0"}),
+        (("blocks.0.*",), {"blocks.0.0"}),
+        (("blocks.*",), {"blocks.0.0", "blocks.1.0"}),
+        (("table", "*head"), {"inner.table", "lm_head"}),
+        (("1.0",), {"blocks.1.0"}),
+    ],
+    ids=str,
+)
+def test_patterns_of_layers(skip: tuple[str, ...], kept: set[str]) -> None:
+    run = scoped(Outer(), (torch.randn(3, 8),), "current", skip=skip)
+    assert set(run.fn.sites) == set(NAMES["nested"][2]) - kept
+
+
+@pytest.mark.parametrize("pattern", ["head", "block.0", "blocks", "LM_HEAD", "nothing*"])
+def test_a_pattern_that_matches_no_layer_lists_the_layers(pattern: str) -> None:
+    with pytest.raises(sf.SpecError, match="Expected") as caught:
+        scoped(Outer(), (torch.randn(3, 8),), skip=("lm_head", pattern))
+    assert pattern in str(caught.value)
+    assert all(name in str(caught.value) for name in NAMES["nested"][2])
+
+
+def test_a_pattern_is_looked_at_when_a_scope_is_met_later() -> None:
+    run, data = example()
+    with pytest.raises(sf.SpecError, match=r"nowhere(.|\n)*net\.0"):
+        run.fn(rescoped(run.state, recipe(), skip=("nowhere",)), run.params, *data[0])
+    assert run.fn(run.state, run.params, *data[0])[1].isfinite()
+
+
+def test_with_several_functions_the_owner_has_to_be_said() -> None:
+    first, _ = example()
+    second = scoped(mlp(), (torch.randn(3, 8),), state=sf.end_autocast(first.state))
+    with pytest.raises((TypeError, ValueError), match="Expected .*owner"):
+        sf.describe_fp8(second.state)
+    assert set(sf.describe_fp8(second.state, second.fn.owner)) == {"0", "2"}
+    assert set(sf.describe_fp8(second.state, first.fn.owner)) == {"net.0", "net.2"}
+
+
+def test_a_released_function_takes_its_scales_along() -> None:
+    run, _ = example()
+    assert run.fn.owner not in sf.release(run.state, run.fn).fp8
