@@ -9,7 +9,7 @@ if __name__ != "scoped_fn.kernels":
         f"Expected to be imported as 'scoped_fn.kernels', got {__name__!r}. Write: import scoped_fn.kernels"
     )
 
-from scoped_fn.kernels.fp8_layers import fp8_linear, fp8_matmul
+from scoped_fn.kernels.fp8_layers import encode_weight, fp8_linear, fp8_matmul
 from scoped_fn.kernels.fp8_matmul import EXPANSIONS
 from scoped_fn.kernels.fused import layer_norm_quantize, rms_norm_quantize, silu_gate_quantize
 from scoped_fn.kernels.matmul import scaled_mm
@@ -25,6 +25,7 @@ __all__ = [
     "Quantized",
     "Quantizer",
     "dequantize",
+    "encode_weight",
     "fp8_linear",
     "fp8_matmul",
     "hadamard_16",

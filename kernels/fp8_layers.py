@@ -7,7 +7,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from scoped_fn.kernels._operands import encode
 from scoped_fn.kernels.fp8_matmul import Codes, Optional, matmul_op
+from scoped_fn.kernels.rules import Quantizer
 
 Scales = tuple[Optional, Optional, Optional]
 Results = tuple[Tensor, Tensor, Tensor]
@@ -37,7 +39,8 @@ def fp8_linear(
         scales: Of x, of weight and of the gradient of the result, float32 (), where the rule is "delayed".
         sink: float32 (), of any value. The gradient of it is the greater of the cotangent that it receives and the
             amax of the gradient of the result, so amaxes combine along a chain of sinks.
-        codes: The weight, quantized before: data and scale_inv of its rows, then of its columns.
+        codes: The weight, quantized before: data (G, N, K) and scale_inv of its rows, then of its columns, as
+            `encode_weight` gives them.
 
     Returns:
         The result (..., N) in the dtype of x, amaxes float32 (2,), which have no gradient, and the sink.
@@ -89,6 +92,27 @@ def fp8_matmul(
     shape = (*batch, *left.shape[-2:-1], w.shape[-1])
     y, amax, sink = _call(left_batch, right_batch.mT, None, rule, scales, sink, codes, shape)
     return y.squeeze(-2) if x.dim() == 1 else y, amax, sink
+
+
+def encode_weight(
+    weight: Tensor, quantizer: Quantizer, scale: Optional
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Returns a weight as the codes that `fp8_linear` takes, and its amax.
+
+    Args:
+        weight: (..., N, K).
+        quantizer: How.
+        scale: float32 (), where the quantizer is "delayed".
+
+    Returns:
+        Data and scale_inv of the rows, then of the columns unless they are views of the rows; amax float32 ().
+    """
+    matrices = weight.reshape(1, prod(weight.shape[:-2]), *weight.shape[-2:])
+    encoded = encode(matrices, quantizer, None if scale is None else scale[None], transpose=True)
+    codes = [encoded.rows.data, encoded.rows.scale]
+    if quantizer.kind not in ("delayed", "current") or weight.device.type != "cpu":
+        codes += [encoded.columns.data, encoded.columns.scale]
+    return tuple(code for code in codes if code is not None), encoded.amax[0]
 
 
 def _swapped(x: Tensor, w: Tensor, rule: str, scales: Scales, sink: Optional, codes: Codes) -> Results:

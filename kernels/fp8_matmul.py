@@ -63,9 +63,11 @@ def _encode_weight(
     data, scales, data_t, scales_t = codes
     if data is None or quantizer.kind == "none":
         return encode(w, quantizer, scale, transpose=transpose, record=record)
-    rows, columns = (
-        Operand(*(None if t is None else t.flatten(0, 1) for t in pair)) for pair in ((data, scales), (data_t, scales_t))
-    )
+    assert scales is not None
+    rows = Operand(data.flatten(0, 1), scales.flatten(0, 1))
+    columns = Operand(rows.data.mT, scales.flatten(0, 1).mT)
+    if data_t is not None and scales_t is not None:
+        columns = Operand(data_t.flatten(0, 1), scales_t.flatten(0, 1))
     return Encoded(rows, columns, w.new_zeros(len(w), dtype=torch.float32))
 
 

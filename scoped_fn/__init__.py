@@ -8,12 +8,15 @@ from scoped_fn._autocast import autocast, end_autocast, with_autocast
 from scoped_fn._carry import jvp, vjp, vmap
 from scoped_fn._compile import compile
 from scoped_fn._compiled import CompiledFn
+from scoped_fn._engine import Engine
 from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError
 from scoped_fn._graph import Graph, copy_graph
 from scoped_fn._runtime import CacheInfo
 from scoped_fn._scales import update_scales
 from scoped_fn._sinks import stage_gradients, watch_gradients
 from scoped_fn._transforms import grad, value_and_grad
+from scoped_fn._quantized_params import QuantizedParams
+from scoped_fn._weights import quantize_weights
 from scoped_fn.passes import Passes
 from scoped_fn.recipes import (
     CustomRecipe,
@@ -53,6 +56,7 @@ __all__ = [
     "CustomRecipe",
     "DelayedScaling",
     "DelayedScalingRequest",
+    "Engine",
     "Float8BlockScaling",
     "Float8CurrentScaling",
     "Format",
@@ -65,6 +69,7 @@ __all__ = [
     "OwnershipError",
     "Passes",
     "QParams",
+    "QuantizedParams",
     "QuantizerRole",
     "RandomOpError",
     "SpecError",
@@ -79,6 +84,7 @@ __all__ = [
     "jvp",
     "merge",
     "passes",
+    "quantize_weights",
     "recipes",
     "release",
     "set_buffers",

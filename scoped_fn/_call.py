@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from scoped_fn._fp8_plan import AMAX, SINK, ScopeKey, scope_key
+from scoped_fn._fp8_plan import ScopeKey, Weights, scope_key
+from scoped_fn._fp8_results import current_fp8, with_results
+from scoped_fn._quantized_params import QuantizedParams
 from scoped_fn._runtime import Memo, Variant
 from scoped_fn._structure import Structure
 from scoped_fn.stages.autocast import Sites, find_sites, rewrite, with_columns
 from scoped_fn.stages.captured import Captured
-from scoped_fn.state import AutocastScope, CompilerState, Fp8State, FrozenDict, active_scope
-from scoped_fn.state.fp8_state import follow_recipe, stage_amax
+from scoped_fn.state import AutocastScope, CompilerState, active_scope
 
 
 @dataclass(eq=False, slots=True)
@@ -75,32 +75,12 @@ class Call:
         """Returns the state with the buffers and amaxes that came back; the same state if there are none."""
         if not variant.new_buffers:
             return self.state
-        start = variant.num_outputs
-        new = dict(zip(variant.new_buffers, results[start : start + len(variant.new_buffers)], strict=True))
-        state, amax, sink = self.state, new.pop(AMAX, None), new.pop(SINK, None)
-        if new:
-            buffers = FrozenDict({**state.buffers[self.owner], **new})
-            state = replace(state, buffers=state.buffers.set(self.owner, buffers))
-        if amax is None and sink is None:
-            return state
-        held = current_fp8(state, self.owner, variant.request)
-        assert held is not None
-        held = held if amax is None else stage_amax(held, amax)
-        held = held if sink is None else replace(held, grad_sink=sink)
-        return replace(state, fp8=state.fp8.set(self.owner, held))
-
-
-def current_fp8(state: CompilerState, owner: int, request: Any = None) -> Fp8State | None:
-    """Returns the scales of an owner, as the recipe of the scope on top has them."""
-    held, scope = state.fp8.get(owner), active_scope(state)
-    if held is None or scope is None:
-        return held
-    recipe = scope.recipe.delayed or request
-    return held if recipe is None else follow_recipe(held, recipe)
+        results = results[variant.num_outputs : variant.num_outputs + len(variant.new_buffers)]
+        return with_results(self.state, self.owner, variant.new_buffers, results, variant.request)
 
 
 def fp8_inputs(
-    memo: Memo, state: CompilerState, owner: int, structure: Structure
+    memo: Memo, state: CompilerState, owner: int, structure: Structure, params: Any
 ) -> tuple[Structure, list[torch.Tensor]]:
     """Returns the structure of a call with the autocast scope, and the tensors that follow its inputs."""
     scope = active_scope(state)
@@ -108,4 +88,7 @@ def fp8_inputs(
         return structure, []
     held = current_fp8(state, owner)
     columns, extras = (held.columns, [held.scale, held.grad_sink]) if held and held.columns else ((), [])
-    return memo.scoped(structure, scope, columns, lambda: scope_key(scope, columns)), extras
+    weights: Weights = ()
+    if isinstance(params, QuantizedParams) and not scope.calibrating:
+        weights, extras = params.key, [*extras, *params.tensors]
+    return memo.scoped(structure, scope, (columns, weights), lambda: scope_key(scope, columns, weights)), extras

@@ -8,6 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from scoped_fn._errors import SpecError
+from scoped_fn._fp8_results import restaged, staged_since, unstaged
 from scoped_fn._torch.levels import innermost_level
 from scoped_fn._torch.wrapped import is_at
 from scoped_fn._transforms import StatefulFn
@@ -31,8 +32,8 @@ def vmap(
         out_dims: Where the dimension goes in the output, as in `torch.vmap`.
         randomness: "error", "same" or "different".
         chunk_size: How many indices to run at once; None for all.
-        state_dim: None for one state that all share, and that comes out once. 0 for one state for each index, stacked:
-            the members of an ensemble of models with buffers.
+        state_dim: None for one state that all share, and that comes out once, with the maxima of the FP8 amaxes of all
+            indices. 0 for one state for each index, stacked: the members of an ensemble of models with buffers.
 
     Raises:
         SpecError: At the call: the states that come out differ from index to index, and `state_dim` is None.
@@ -57,11 +58,12 @@ def vmap(
 
         def one(*args: Any) -> Any:
             state_after, out = fn(state, *args, **kwargs)
-            after.append(_shared(state_after))
-            return out
+            staged = staged_since(state, state_after)
+            after.append(_shared(unstaged(state, state_after)))
+            return staged, out
 
-        out = torch.vmap(one, dims, out_dims, **options)(*args)
-        return after[-1], out
+        staged, out = torch.vmap(one, dims, (0, out_dims), **options)(*args)
+        return restaged(after[-1], {owner: row.amax(0) for owner, row in staged.items()}), out
 
     return mapped
 

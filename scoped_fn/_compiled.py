@@ -160,6 +160,7 @@ class CompiledFn:
         check_state(state)
         source = self.captured.source
         held: list[torch.Tensor] = []
+        params = args[0] if args else None
         if source.is_module:
             if not args:
                 raise SpecError("Expected fn(state, params, *inputs), got no params. Pass fn.params, or your own dict.")
@@ -173,7 +174,7 @@ class CompiledFn:
         inputs, structure = self._inputs(args, kwargs)
         tensors = [*held, *inputs]
         if state.autocast:
-            structure, extras = fp8_inputs(self._memo, state, self.owner, structure)
+            structure, extras = fp8_inputs(self._memo, state, self.owner, structure, params)
             tensors += extras
         try:
             if any(t.is_neg() or t.is_conj() or is_dead(t) for t in tensors):

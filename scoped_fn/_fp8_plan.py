@@ -14,6 +14,7 @@ from scoped_fn.state import AutocastScope
 ROLES = ("input", "weight", "grad_output")
 AMAX, SINK = "fp8.amax", "fp8.grad_sink"
 Column = tuple[str, str]
+Weights = tuple[tuple[str, int, str], ...]
 
 
 class ScopeKey(NamedTuple):
@@ -22,22 +23,32 @@ class ScopeKey(NamedTuple):
     Attributes:
         scope: The scope, without what concerns the update of scales alone.
         columns: The columns of the owner's scales.
-        weights: Sites whose weights come quantized, and how many tensors each of them is.
+        weights: Sites whose weights come quantized, how many tensors each of them is, and how it was quantized.
     """
 
     scope: AutocastScope
     columns: tuple[Column, ...]
-    weights: tuple[tuple[str, int], ...] = ()
+    weights: Weights = ()
 
     @property
     def extras(self) -> int:
         """How many tensors follow the inputs: scales and sinks, then quantized weights."""
-        return (2 if self.columns else 0) + sum(count for _, count in self.weights)
+        return (2 if self.columns else 0) + sum(count for _, count, _ in self.weights)
 
 
-def scope_key(scope: AutocastScope, columns: tuple[Column, ...]) -> ScopeKey:
+def scope_key(scope: AutocastScope, columns: tuple[Column, ...], weights: Weights = ()) -> ScopeKey:
     """Returns the key of a scope."""
-    return ScopeKey(replace(scope, recipe=scope.recipe.graph_part, group=None), columns)
+    return ScopeKey(replace(scope, recipe=scope.recipe.graph_part, group=None), columns, weights)
+
+
+def check_weights(weights: Weights, rules: Mapping[str, MatmulRule]) -> None:
+    """Raises `SpecError` if a weight was quantized in another way than its site wants."""
+    for site, _, quantizer in weights:
+        if site in rules and str(rules[site].weight) != quantizer:
+            raise SpecError(
+                f"Expected the weight of {site!r} quantized as '{rules[site].weight}', got '{quantizer}': the recipe "
+                "is another one. Quantize the weights again under this scope."
+            )
 
 
 @dataclass(frozen=True)

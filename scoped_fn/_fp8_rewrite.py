@@ -57,8 +57,10 @@ class Region:
             region.find(inside, names, every=every)
 
     def everything(self) -> list[tuple[Matmul, str]]:
-        """Returns the matmuls here and inside, in order."""
-        return [*self.found, *(pair for region in self.inner.values() for pair in region.everything())]
+        """Returns the matmuls here and inside, in the order of the graph."""
+        own = {found.node: [(found, name)] for found, name in self.found}
+        inside = {node: region.everything() for node, region in self.inner.items()}
+        return [pair for node in self.gm.graph.nodes for pair in own.get(node, inside.get(node, ()))]
 
     def rewrite(self, plan: Fp8Plan) -> None:
         """Replaces the matmuls of the plan's sites, in the order of the graph."""
@@ -83,7 +85,7 @@ class Region:
                 added = graph.call_function(torch.add, (y, found.bias))
                 added.meta, y.meta = dict(node.meta), dict(node.meta)
                 y = added
-        self._describe(node, made, y, amax, after)
+        self._describe(node, name, made, y, amax, after)
         if sink is not None:
             self.values[sink_key] = after
         if set(roles) & set(ROLES[:2]):
@@ -93,13 +95,14 @@ class Region:
         node.replace_all_uses_with(y)
         graph.erase_node(node)
 
-    def _describe(self, node: Node, made: Node, y: Node, amax: Node, after: Node) -> None:
+    def _describe(self, node: Node, name: str, made: Node, y: Node, amax: Node, after: Node) -> None:
         fake = fake_value(node)
         y.meta = dict(node.meta)
         amax.meta = {"val": fake.new_empty(2, dtype=torch.float32)}
         after.meta = {"val": fake.new_empty((), dtype=torch.float32)}
         made.meta = {**node.meta, "val": (fake, amax.meta["val"], after.meta["val"])}
         made.meta.pop("example_value", None)
+        made.meta["fp8_site"] = name
 
     def _codes(self, name: str) -> tuple[Node | None, ...] | None:
         keys: list[Key] = [("code", (name, i)) for i in range(4)]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scoped_fn._errors import SpecError
-from scoped_fn.state import CompilerState, FrozenDict, OwnershipError
+from scoped_fn._inline_fp8 import inlined_fp8
+from scoped_fn.state import CompilerState, FrozenDict, OwnershipError, active_scope
 
 if TYPE_CHECKING:
     from scoped_fn._compiled import CompiledFn
@@ -37,7 +38,7 @@ def inlined(
             "Pass the state that compile returned, or a later one."
         )
     if not source.is_module:
-        return state, source.call(*args, **kwargs)
+        return inlined_fp8(fn, state, [], args, kwargs) if active_scope(state) else (state, source.call(*args, **kwargs))
     params: Mapping[str, torch.Tensor] = args[0]
     held = {source.aliases.get(name, name): tensor for name, tensor in params.items()}
     wrong = [name for name in {**source.params, **held} if name not in source.params or name not in held]
@@ -46,6 +47,9 @@ def inlined(
             f"Expected params of {source.name} named {', '.join(source.params)}, got {wrong[0]!r} missing or unknown. "
             "Pass fn.params, or your own dict with the same names."
         )
+    if active_scope(state):
+        own = [held[name] for name in source.params] + [state.buffers[fn.owner][name] for name in source.buffers]
+        return inlined_fp8(fn, state, own, args[1:], kwargs)
     for name in source.buffers:
         held[name] = state.buffers[fn.owner][name].clone()
     out = torch.func.functional_call(source.call, held, args[1:], kwargs)  # type: ignore[arg-type]

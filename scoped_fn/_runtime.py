@@ -84,6 +84,7 @@ class Memo:
     def __init__(self) -> None:
         self.variants: tuple[Variant, ...] = ()
         self.structures: dict[int, Structure] = {}
+        self.inlines: tuple[Any, ...] = ()
         self.scopes: tuple[tuple[Structure, Any, Any, Structure], ...] = ()
         self.captures = self.compiled_graphs = self.compiled_calls = self.eager_calls = 0
 

@@ -11,6 +11,7 @@ import torch
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
 from scoped_fn._one_graph import check_scalar
+from scoped_fn._quantized_params import QuantizedParams
 from scoped_fn._sinks import close_sinks, open_sinks, with_sinks
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch.dual import in_transform
@@ -112,7 +113,7 @@ class ValueAndGrad:
     def _run(
         self, state: CompilerState, args: Any, kwargs: Any, places: tuple[int, ...], prepare: Callable[..., Any]
     ) -> tuple[CompilerState, Any]:
-        flat = {i: flatten(args[i], f"argument {i}") for i in places}
+        flat = {i: flatten(_differentiable(args[i]), f"argument {i}") for i in places}
         leaves = [prepare(_checked(tensor, i)) for i, (mine, _) in flat.items() for tensor in mine]
         state, sinks = open_sinks(state, prepare)
         (after, out), found = self._differentiate(state, args, kwargs, flat, leaves, sinks)
@@ -136,7 +137,7 @@ class ValueAndGrad:
         def value_of(*given: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
             changed, rest = dict(enumerate(args)), iter(given)
             for i, (mine, structure) in flat.items():
-                changed[i] = unflatten(structure, [next(rest) for _ in mine])
+                changed[i] = _as_given(args[i], unflatten(structure, [next(rest) for _ in mine]))
             inner = with_sinks(state, dict(zip(sinks, rest, strict=True)))
             after, out = self.fn(inner, *changed.values(), **kwargs)
             value = check_scalar(out[0] if self.has_aux else out)
@@ -151,6 +152,14 @@ class ValueAndGrad:
         argnums = tuple(range(len(leaves)))
         found, (_, tensors) = torch.func.grad_and_value(value_of, argnums=argnums, has_aux=True)(*leaves)
         return unflatten(structures[-1], tensors), found
+
+
+def _differentiable(argument: Any) -> Any:
+    return dict(argument.params) if isinstance(argument, QuantizedParams) else argument
+
+
+def _as_given(argument: Any, new: Any) -> Any:
+    return argument.with_params(new) if isinstance(argument, QuantizedParams) else new
 
 
 def detached(value: Any) -> Any:

@@ -11,6 +11,7 @@ from scoped_fn._ambient import ambient_settings
 from scoped_fn._chain import Training
 from scoped_fn._compose import call, differentiable_call
 from scoped_fn._halves import code_halves
+from scoped_fn._inline_fp8 import inline_of
 from scoped_fn._job import Job
 from scoped_fn._root import Root
 from scoped_fn._runtime import Launch, Memo, Variant, launch_code
@@ -26,6 +27,7 @@ Finish = Callable[[Sequence[torch.Tensor], list[torch.Tensor]], Any]
 def inference_variant(kind: str, inference: Inference, compiled: Compiled, memo: Memo) -> Variant:
     """Returns the variant that computes outputs and new buffers."""
     captured = inference.captured
+    _keep_for_traces(captured, memo)
     return whole_variant(kind, captured, compiled, inference.new_buffers, memo, finish_outputs(captured))
 
 
@@ -54,6 +56,7 @@ def training_variant(training: Training, memo: Memo, root: Callable[[], Root]) -
         root: Returns what second derivatives are derived from, once they are asked for.
     """
     captured, code = training.split.joint.captured, training_code(training, memo)
+    _keep_for_traces(captured, memo)
     wanted = tuple(i for i, spec in enumerate(captured.specs) if spec.requires_grad)
     halves = code_halves(code, wanted)
     job = Job(root, len(captured.specs), captured.rng == "torch", halves.forward, halves)
@@ -63,6 +66,11 @@ def training_variant(training: Training, memo: Memo, root: Callable[[], Root]) -
 
     new_buffers = training.split.joint.new_buffers
     return _variant("training", captured, launch, finish_outputs(captured), new_buffers, code, root)
+
+
+def _keep_for_traces(captured: Captured, memo: Memo) -> None:
+    if captured.fp8 is not None:
+        memo.inlines = (*memo.inlines, inline_of(captured))
 
 
 def transform_variant(tracked: tuple[bool, ...], root: Root) -> Variant:

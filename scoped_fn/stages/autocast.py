@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from scoped_fn._errors import CaptureError
-from scoped_fn._fp8_plan import AMAX, ROLES, SINK, Fp8Plan, ScopeKey, plan_of, scope_key
+from scoped_fn._fp8_plan import AMAX, ROLES, SINK, Fp8Plan, ScopeKey, check_weights, plan_of, scope_key
 from scoped_fn._fp8_rewrite import Region, collect_amaxes, layout_of
 from scoped_fn._graph import Graph, copy_graph, output_values
 from scoped_fn._replay import uses_transforms
@@ -124,6 +124,7 @@ def rewrite(
         extras: Tensors like those that the placeholders stand for.
         record: Whether amaxes are wanted.
     """
+    check_weights(key.weights, sites.plan.rules)
     region, graph = sites.region, sites.region.gm.graph
     names, specs = _add_inputs(region, key, extras)
     region.rewrite(sites.plan)
@@ -147,7 +148,7 @@ def _add_inputs(
 ) -> tuple[list[str], list[TensorSpec]]:
     graph, specs = region.gm.graph, [spec_of(tensor, "FP8 state") for tensor in extras]
     names = ["fp8.scale", SINK] if key.columns else []
-    names += [f"fp8.weight.{site}.{i}" for site, count in key.weights for i in range(count)]
+    names += [f"fp8.weight.{site}.{i}" for site, count, _ in key.weights for i in range(count)]
     nodes = []
     for name, spec in zip(names, specs, strict=True):
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
@@ -157,7 +158,7 @@ def _add_inputs(
     if key.columns:
         _spread(region, key, nodes[0], nodes[1], nodes[-1])
     codes = iter(nodes[2 if key.columns else 0 :])
-    for site, count in key.weights:
+    for site, count, _ in key.weights:
         region.values |= {("code", (site, i)): next(codes) for i in range(count)}
     return names, specs
 

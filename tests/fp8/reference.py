@@ -1,6 +1,7 @@
 """FP8 training by swapped linear layers in plain eager torch: what compiled functions are compared with, bit for bit.
 
 It knows nothing of scopes, states or graphs: amaxes and scales live in dictionaries, and only the kernels are shared.
+Codes with one scale are transposed by a view, as on any CPU: a matmul of a copy may add up in another order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Delayed:
         self.dtype, self.history, self.scale = dtype, torch.zeros(length), torch.ones(())
 
     def quantized(self, x: Tensor) -> Quantized:
-        codes = quantize(x, self.scale, self.dtype, transpose=True)
+        codes = quantize(x, self.scale, self.dtype)
         self.history[0] = torch.maximum(self.history[0], codes.amax)
         return codes
 
@@ -52,7 +53,7 @@ class Delayed:
 
 
 def by_current_scale(role: str, x: Tensor) -> Quantized:
-    return quantize_current(x, E5M2 if role == "grad_output" else E4M3, transpose=True)
+    return quantize_current(x, E5M2 if role == "grad_output" else E4M3)
 
 
 def by_blocks(role: str, x: Tensor) -> Quantized:
