@@ -11,6 +11,7 @@ import torch.fx
 
 from scoped_fn._backends import improve
 from scoped_fn._graph import Graph, copy_graph, fake_inputs, output_values
+from scoped_fn._recompute_codes import recompute_codes
 from scoped_fn._torch.aot import partition_with_min_cut
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn.stages.lower import Joint
@@ -62,6 +63,7 @@ def partition(
     """
     with compile_lock:
         gm = improve(joint.backend, copy_graph(joint.graph.gm), torch_rng=joint.captured.rng == "torch")
+        gm = recompute_codes(gm, joint.num_primals)
         values = fake_inputs(gm)
         primals, tangents = values[: joint.num_primals], values[joint.num_primals :]
         forward, backward = (partition_fn or partition_with_min_cut)(gm, primals, tangents, joint.num_forward)
