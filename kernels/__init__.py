@@ -12,6 +12,7 @@ if __name__ != "scoped_fn.kernels":
 from scoped_fn.kernels.fp8_layers import encode_weight, fp8_linear, fp8_matmul
 from scoped_fn.kernels.fp8_matmul import EXPANSIONS
 from scoped_fn.kernels.fused import layer_norm_quantize, rms_norm_quantize, silu_gate_quantize
+from scoped_fn.kernels.fusible import FUSIBLE
 from scoped_fn.kernels.matmul import scaled_mm
 from scoped_fn.kernels.nvfp4 import hadamard_16, quantize_nvfp4
 from scoped_fn.kernels.quantize import dequantize, quantize, quantize_blocks, quantize_current, quantize_mx
@@ -21,6 +22,7 @@ from scoped_fn.kernels.scales import update_scales
 
 __all__ = [
     "EXPANSIONS",
+    "FUSIBLE",
     "MatmulRule",
     "Quantized",
     "Quantizer",

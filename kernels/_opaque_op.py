@@ -36,7 +36,7 @@ class Derivative:
     """
 
     backward: Callable[..., tuple[Tensor | None, ...]]
-    jvp: Callable[[tuple[Any, ...], tuple[Tensor | None, ...]], Tensor | None | tuple[Tensor | None, ...]]
+    jvp: Callable[[tuple[Any, ...], tuple[Tensor | None, ...]], Tensor | tuple[Tensor | None, ...] | None]
     plain: Callable[[tuple[bool, ...], bool], tuple[int, ...]] = lambda needs, transformed: ()
 
 

@@ -72,7 +72,10 @@ def fp8_matmul(
     Args:
         x: Any shape that matmul takes; a batch of matrices has one scale, as a tensor.
         w: The weight, or a second activation.
-        rule: As in `fp8_linear`, and so are scales, sink and codes (of the rows of w.mT).
+        rule: As in `fp8_linear`.
+        scales: As in `fp8_linear`.
+        sink: As in `fp8_linear`.
+        codes: As in `fp8_linear`, of the rows of w.mT.
         swapped: Whether the weight comes first.
 
     Returns:
@@ -86,7 +89,7 @@ def fp8_matmul(
         return y if w.dim() == 2 else y.squeeze(-1), amax, sink
     x, w, _ = _as_autocast_does(x, w, None)
     left = x[None] if x.dim() == 1 else x
-    batch = torch.broadcast_shapes(left.shape[:-2], w.shape[:-2])
+    batch = torch.broadcast_shapes(left.shape[:-2], w.shape[:-2])  # type: ignore[no-untyped-call]
     left_batch = left.expand(*batch, *left.shape[-2:]).reshape(1, prod(batch), *left.shape[-2:])
     right_batch = w.expand(*batch, *w.shape[-2:]).reshape(1, prod(batch), *w.shape[-2:])
     shape = (*batch, *left.shape[-2:-1], w.shape[-1])
@@ -94,9 +97,7 @@ def fp8_matmul(
     return y.squeeze(-2) if x.dim() == 1 else y, amax, sink
 
 
-def encode_weight(
-    weight: Tensor, quantizer: Quantizer, scale: Optional
-) -> tuple[tuple[Tensor, ...], Tensor]:
+def encode_weight(weight: Tensor, quantizer: Quantizer, scale: Optional) -> tuple[tuple[Tensor, ...], Tensor]:
     """Returns a weight as the codes that `fp8_linear` takes, and its amax.
 
     Args:

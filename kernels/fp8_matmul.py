@@ -114,7 +114,9 @@ def _backward_backward(arguments: tuple[Any, ...], needs: tuple[bool, ...], *cot
     dy, x, w = arguments[:3]
     of_dx, of_dw, _ = (None if c is None or c.numel() == 0 else c.double() for c in cotangents)
     g, values_x, values_w = _backward_values(arguments)
-    for_dy = _sum(of_dx @ values_w.mT if of_dx is not None else None, values_x @ of_dw.mT if of_dw is not None else None)
+    for_dy = _sum(
+        of_dx @ values_w.mT if of_dx is not None else None, values_x @ of_dw.mT if of_dw is not None else None
+    )
     for_x = g @ of_dw if of_dw is not None else None
     for_w = g.mT @ of_dx if of_dx is not None else None
     found = [None if t is None else t.to(like.dtype) for t, like in ((for_dy, dy), (for_x, x), (for_w, w))]
@@ -128,7 +130,9 @@ def _backward_jvp(arguments: tuple[Any, ...], tangents: tuple[Optional, ...]) ->
     of_dy, of_x, of_w = (None if t is None else t.double() for t in tangents[:3])
     dx = _sum(of_dy @ values_w if of_dy is not None else None, g @ of_w if of_w is not None else None)
     dw = _sum(of_dy.mT @ values_x if of_dy is not None else None, g.mT @ of_x if of_x is not None else None)
-    nothing = [like.new_zeros(like.shape if wanted else (len(like), 0, 0, 0)) for like, wanted in ((x, want_x), (w, want_w))]
+    nothing = [
+        like.new_zeros(like.shape if wanted else (len(like), 0, 0, 0)) for like, wanted in ((x, want_x), (w, want_w))
+    ]
     dx, dw = (n if t is None or not n.numel() else t.to(n.dtype) for t, n in zip((dx, dw), nothing, strict=True))
     return dx, dw, None
 
@@ -159,7 +163,7 @@ SCALES = "Tensor? scale_x, Tensor? scale_w, Tensor? scale_dy"
 
 
 def _launch(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _forward(*arguments, transpose=False)
+    return _forward(*arguments, False)  # type: ignore[call-arg]
 
 
 fake_quantize_op = define_op(
@@ -189,7 +193,9 @@ matmul_op = define_op(
     cpu=_launch,
     cuda=_launch,
     fake=_launch,
-    derivative=Derivative(_matmul_backward, _matmul_jvp, lambda needs, tracked: (1,) if tracked else _without_gradient(needs)),
+    derivative=Derivative(
+        _matmul_backward, _matmul_jvp, lambda needs, tracked: (1,) if tracked else _without_gradient(needs)
+    ),
 )
 # Operator -> what it consists of, for a trace.
 EXPANSIONS: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType(

@@ -11,11 +11,11 @@ from scoped_fn._compiled import CompiledFn
 from scoped_fn._engine import Engine
 from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError
 from scoped_fn._graph import Graph, copy_graph
+from scoped_fn._quantized_params import QuantizedParams
 from scoped_fn._runtime import CacheInfo
 from scoped_fn._scales import update_scales
 from scoped_fn._sinks import stage_gradients, watch_gradients
 from scoped_fn._transforms import grad, value_and_grad
-from scoped_fn._quantized_params import QuantizedParams
 from scoped_fn._weights import quantize_weights
 from scoped_fn.passes import Passes
 from scoped_fn.recipes import (

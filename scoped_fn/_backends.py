@@ -19,7 +19,7 @@ from scoped_fn._torch.inductor import (
     inductor_options,
     run_joint_passes,
 )
-from scoped_fn.kernels import EXPANSIONS
+from scoped_fn.kernels import EXPANSIONS, FUSIBLE
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Code = Callable[[list[Any]], Sequence[Any]]
@@ -88,8 +88,9 @@ def make_code(
     """
     check_backend(backend)
     gm = copy_graph(gm)
-    if backend == "inductor" and role.lowered_for != "inductor":
-        gm = decompose(gm, fake_inputs(gm))
+    fusible = any(node.target in FUSIBLE for node in gm.graph.nodes)
+    if backend == "inductor" and (fusible or role.lowered_for != "inductor"):
+        gm = decompose(gm, fake_inputs(gm), FUSIBLE)
     examples = _restrided(fake_inputs(gm), input_strides)
     if not any(isinstance(value, torch.fx.Node) for value in output_values(gm)):
         return _positional(gm.forward), ()  # nothing to compute: Inductor refuses such a graph

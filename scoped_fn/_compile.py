@@ -33,9 +33,10 @@ def compile(
 ) -> tuple[CompilerState, CompiledFn]:
     """Returns the state with a new owner, and the model as a compiled pure function.
 
-    The chain of stages: capture, autocast, lower, partition, compile, assemble. If grad mode is on and a parameter or input
-    requires a gradient, forward and backward are compiled, both now; otherwise the forward alone. Calls of another
-    kind (other shapes, other Python numbers, with or without gradients) compile when they first come, once.
+    The chain of stages: capture, autocast, lower, partition, compile, assemble. If grad mode is on and a parameter or
+    input requires a gradient, forward and backward are compiled, both now; otherwise the forward alone. Calls of
+    another kind (other shapes, other Python numbers, with or without gradients, in another autocast scope) compile when
+    they first come, once.
 
     Args:
         state: Any state. It stays valid, also when this raises.

@@ -95,7 +95,9 @@ class Engine(nn.Module):
             state, sinks = watch_gradients(state)
             for owner, sink in sinks.items():
                 if owner == fn.owner:
-                    sink.register_post_accumulate_grad_hook(lambda sink, owner=owner: self._stage(owner, sink))
+                    sink.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        lambda sink, owner=owner: self._stage(owner, sink)
+                    )
         after, out = fn(state, dict(self.model.named_parameters()), *args, **kwargs)
         self.state = stage_gradients(after, {owner: held.grad_sink.detach() for owner, held in after.fp8.items()})
         self._share(fn.owner, others)

@@ -89,9 +89,8 @@ def plan_of(scope: AutocastScope, kinds: Mapping[str, str]) -> Fp8Plan:
     for name, kind in kinds.items():
         answers = recipe.answers(kind, name)
         requests += [answer for answer in answers if isinstance(answer, DelayedScalingRequest)]
-        quantizers = [_quantizer(answer, role, name) for answer, role in zip(answers, ROLES, strict=True)]
-        backward = recipe.backward_override or "quantized"
-        rules[name] = MatmulRule(*quantizers, (True, False, False), backward)
+        x, w, dy = (_quantizer(answer, role, name) for answer, role in zip(answers, ROLES, strict=True))
+        rules[name] = MatmulRule(x, w, dy, (True, False, False), recipe.backward_override or "quantized")
     if len(set(requests)) > 1:
         raise SpecError(
             f"Expected all DelayedScalingRequests of a CustomRecipe to agree, got {requests[0]} and "

@@ -50,7 +50,7 @@ class Region:
             weight = None if found.weight is None else weight_of[found.weight]
             self.found.append((found, names.of(found, weight)))
         for node in self.gm.graph.find_nodes(op="call_function", target=CHECKPOINT):
-            body = copy_graph(getattr(self.gm, str(node.args[0].target)))
+            body = copy_graph(getattr(self.gm, body_of(node).target))
             region = self.inner[node] = Region(body, (self, node))
             given = zip(body.graph.find_nodes(op="placeholder"), node.args[1:], strict=False)
             inside = {mine: weight_of[theirs] for mine, theirs in given if theirs in weight_of}
@@ -64,10 +64,11 @@ class Region:
 
     def rewrite(self, plan: Fp8Plan) -> None:
         """Replaces the matmuls of the plan's sites, in the order of the graph."""
-        steps: dict[Node, Any] = {found.node: (found, name) for found, name in self.found if name in plan.rules}
+        steps = {found.node: (found, name) for found, name in self.found if name in plan.rules}
         for node in list(self.gm.graph.nodes):
             if node in steps:
-                self._replace(*steps[node], plan.rules[steps[node][1]])
+                found, name = steps[node]
+                self._replace(found, name, plan.rules[name])
             elif node in self.inner and self.inner[node].everything():
                 self._enter(node, self.inner[node], plan)
         self.gm.recompile()
@@ -90,7 +91,9 @@ class Region:
             self.values[sink_key] = after
         if set(roles) & set(ROLES[:2]):
             self.amaxes[name] = self._maximum(name, amax)
-        for unused in [n for n in (amax, after) if not n.users and n not in (self.amaxes.get(name), self.values.get(sink_key))]:
+        for unused in [
+            n for n in (amax, after) if not n.users and n not in (self.amaxes.get(name), self.values.get(sink_key))
+        ]:
             graph.erase_node(unused)
         node.replace_all_uses_with(y)
         graph.erase_node(node)
@@ -145,29 +148,32 @@ class Region:
         more = [*region.amaxes.values(), *(region.values[key] for key in sinks)]
         output.args = ((*results, *more),)
         region.gm.recompile()
-        name = f"{call.args[0].target}_fp8"
+        name = f"{body_of(call).target}_fp8"
         setattr(self.gm, name, region.gm)
         with self.gm.graph.inserting_before(call):
             body = self.gm.graph.get_attr(name)
-        body.meta = dict(call.args[0].meta)
+        body.meta = dict(body_of(call).meta)
         call.args = (body, *call.args[1:])
         self._take_out(call, region, sinks, len(results))
 
     def _take_out(self, call: Node, region: Region, sinks: Sequence[Key], first: int) -> None:
+        """Takes the amaxes of a checkpoint region, then its sinks, out of its results."""
         fakes = list(call.meta.get("val", call.meta.get("example_value")) or ())
-        keys = [*region.amaxes, *sinks]
+        inner = [*region.amaxes.values(), *(region.values[key] for key in sinks)]
         with self.gm.graph.inserting_before(call.next):
-            for at, key in enumerate(keys, start=first):
-                taken = self.gm.graph.call_function(operator.getitem, (call, at))
-                inner = region.values[key] if isinstance(key, tuple) else region.amaxes[key]
-                taken.meta = dict(inner.meta)
-                if isinstance(key, tuple):
-                    self.values[key] = taken
-                else:
-                    self.amaxes[key] = self._maximum(key, taken)
-        more = [*region.amaxes.values(), *(region.values[key] for key in sinks)]
-        call.meta = {**call.meta, "val": (*fakes, *(fake_value(node) for node in more))}
+            taken = [self.gm.graph.call_function(operator.getitem, (call, first + i)) for i in range(len(inner))]
+            for node, of in zip(taken, inner, strict=True):
+                node.meta = dict(of.meta)
+            for site, node in zip(region.amaxes, taken, strict=False):
+                self.amaxes[site] = self._maximum(site, node)
+        self.values |= dict(zip(sinks, taken[len(region.amaxes) :], strict=True))
+        call.meta = {**call.meta, "val": (*fakes, *(fake_value(node) for node in inner))}
         call.meta.pop("example_value", None)
+
+
+def body_of(call: Node) -> Any:
+    """Returns the node that names the body of a checkpoint region."""
+    return call.args[0]
 
 
 def _call(found: Matmul, rule: str, scales: Any, sink: Any, codes: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -38,7 +38,9 @@ def inlined(
             "Pass the state that compile returned, or a later one."
         )
     if not source.is_module:
-        return inlined_fp8(fn, state, [], args, kwargs) if active_scope(state) else (state, source.call(*args, **kwargs))
+        return (
+            inlined_fp8(fn, state, [], args, kwargs) if active_scope(state) else (state, source.call(*args, **kwargs))
+        )
     params: Mapping[str, torch.Tensor] = args[0]
     held = {source.aliases.get(name, name): tensor for name, tensor in params.items()}
     wrong = [name for name in {**source.params, **held} if name not in source.params or name not in held]

@@ -14,12 +14,11 @@ import torch
 import torch.fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from scoped_fn._shared_quantizations import VIEWS
+from scoped_fn._torch.aten import CAST_OPS, VIEW_OPS
 
 Node = torch.fx.Node
 # Where one kind of codes serves forward and backward.
 PER_TENSOR = (torch.ops.scoped_fn.quantize.default, torch.ops.scoped_fn.quantize_current.default)
-CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default, torch.ops.aten.clone.default)
 
 
 def recompute_codes(gm: torch.fx.GraphModule, num_primals: int) -> torch.fx.GraphModule:
@@ -66,7 +65,7 @@ def _is_elementwise(node: Node) -> bool:
         return False
     tags = getattr(node.target, "tags", ())
     random = torch.Tag.nondeterministic_seeded in tags
-    return node.target in VIEWS or node.target in CASTS or (torch.Tag.pointwise in tags and not random)
+    return node.target in (*VIEW_OPS, *CAST_OPS) or (torch.Tag.pointwise in tags and not random)
 
 
 def _is_kept(root: Node, chain: set[Node], backward: set[Node]) -> bool:

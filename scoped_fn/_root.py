@@ -37,7 +37,9 @@ class Root(Pure):
 
     def __init__(self, captured: Captured, plan: Plan, memo: Memo, ambient: Ambient) -> None:
         self.captured, self.plan, self.ambient = captured, plan, ambient
-        lowered = self._lowered() if captured.source.buffers or captured.new_buffers or captured.rng == "torch" else None
+        lowered = (
+            self._lowered() if captured.source.buffers or captured.new_buffers or captured.rng == "torch" else None
+        )
         self.new_buffers = lowered.new_buffers if lowered else ()
         shop = Shop(captured.source.name, plan.backend, lowered is not None and draws(lowered.graph.gm), memo)
         specs = [replace(spec, requires_grad=False) for spec in captured.specs]

@@ -120,7 +120,7 @@ class Memo:
         return found
 
     def scoped(self, structure: Structure, scope: Any, columns: Any, key: Callable[[], Any]) -> Structure:
-        """Returns a structure with the key of an autocast scope; the same object for equal ones, which compares fast."""
+        """Returns a structure with the key of an autocast scope, one object for equal ones: it compares fastest."""
         for known, of_scope, of_columns, made in self.scopes:
             if of_scope == scope and of_columns == columns and (known is structure or known == structure):
                 return made

@@ -56,7 +56,7 @@ def updated(held: Fp8State) -> Fp8State:
 
 
 def _by_functions(held: Fp8State, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The update where the user's functions find the amax or the scale; columns that staged nothing stay as they are."""
+    """The update by functions of the user; columns that staged nothing stay as they are."""
     recipe, history, old = held.recipe, held.amax_history, held.scale
     last = history[0]
     ran = (last > 0) & last.isfinite()
@@ -68,7 +68,9 @@ def _by_functions(held: Fp8State, limits: torch.Tensor) -> tuple[torch.Tensor, t
     if recipe.scaling_factor_compute_algo is not None:
         scale = recipe.scaling_factor_compute_algo(amax, old, limits, recipe)
     else:
-        scale = (limits * 2.0**-recipe.margin / torch.where(usable, amax, 1.0)).clamp_max(torch.finfo(torch.float32).max)
+        scale = (limits * 2.0**-recipe.margin / torch.where(usable, amax, 1.0)).clamp_max(
+            torch.finfo(torch.float32).max
+        )
     zeros = torch.zeros_like(last)[None]
     rolled = torch.cat([zeros, history[2:], last[None]])[: len(history)]
     kept = torch.cat([zeros, history[1:]])

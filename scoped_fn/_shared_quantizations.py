@@ -10,8 +10,9 @@ from typing import Any, Final
 import torch
 import torch.fx
 
+from scoped_fn._torch.aten import VIEW_OPS
+
 OPS = torch.ops.scoped_fn
-aten = torch.ops.aten
 # Where each has its flag for the transposed copy, and which results that concerns.
 QUANTIZE: Final[Mapping[Any, tuple[int, tuple[int, ...]]]] = MappingProxyType(
     {
@@ -22,11 +23,8 @@ QUANTIZE: Final[Mapping[Any, tuple[int, tuple[int, ...]]]] = MappingProxyType(
         OPS.quantize_nvfp4.default: (3, (2, 3)),
     }
 )
-# What may lie between an argument and its quantization: views.
-VIEWS = (
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
-    aten.transpose.int, aten.t.default, aten.permute.default, aten.expand.default, aten.select.int, operator.getitem,
-)  # fmt: skip
+# What may lie between an argument and its quantization.
+VIEWS = (*VIEW_OPS, operator.getitem)
 
 
 def share_quantizations(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:

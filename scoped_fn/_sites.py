@@ -25,8 +25,8 @@ MATMUL = (
 ADDMM = (torch.addmm, "addmm", aten.addmm.default)
 # What a weight may pass through on its way to a matmul.
 VIEWS = frozenset(
-    ("t", "T", "mT", "transpose", "swapaxes", "permute", "view", "reshape", "to", "type_as", "float", "bfloat16", "half",
-     "contiguous", "unsqueeze", "squeeze", "expand", "flatten", "clone", "_to_copy", "getattr")
+    ("t", "T", "mT", "transpose", "swapaxes", "permute", "view", "reshape", "to", "type_as", "float", "bfloat16",
+     "half", "contiguous", "unsqueeze", "squeeze", "expand", "flatten", "clone", "_to_copy", "getattr")
 )  # fmt: skip
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -69,7 +69,7 @@ def matmuls(graph: torch.fx.Graph, weights: frozenset[torch.fx.Node], *, every: 
 
 
 def _matmul(node: torch.fx.Node, weights: frozenset[torch.fx.Node]) -> Matmul | None:
-    values = {**dict(enumerate(node.args)), **node.kwargs}
+    values: dict[Any, Any] = {**dict(enumerate(node.args)), **node.kwargs}
 
     def operand(at: int, *names: str) -> Any:
         return next((values[key] for key in (at, *names) if key in values), None)
@@ -155,8 +155,8 @@ def check_dtype(found: Matmul, name: str) -> bool:
     dtype = getattr(fake_value(found.w), "dtype", torch.float32)
     if dtype == torch.float64:
         raise SpecError(
-            f"Expected {name!r} in float32, bfloat16 or float16 under FP8 autocast, got float64{user_line(found.node)}. "
-            f"Convert the model, or keep the layer in high precision: skip=({name!r},)."
+            f"Expected {name!r} in float32, bfloat16 or float16 under FP8 autocast, got "
+            f"float64{user_line(found.node)}. Convert the model, or keep the layer in high precision: skip=({name!r},)."
         )
     return dtype in FLOATS
 

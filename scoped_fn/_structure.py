@@ -54,7 +54,7 @@ class Structure:
     @property
     def num_tensors(self) -> int:
         """How many tensors it takes to build the value."""
-        inner = (leaf[1].num_tensors for leaf in self.leaves if isinstance(leaf, tuple))
+        inner: list[int] = [leaf[1].num_tensors for leaf in self.leaves if isinstance(leaf, tuple)]
         return sum(leaf is None for leaf in self.leaves) + sum(inner)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ def _captured(state: CompilerState, fn: CompiledFn) -> Captured:
 
 
 def _weights(captured: Captured, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the weight of each site as its matmul reads it, (..., N, K), where it is a view or cast of a parameter."""
+    """Returns the weights that are views or casts of parameters, by site, as their matmuls read them: (..., N, K)."""
     placeholders = captured.graph.gm.graph.find_nodes(op="placeholder")
     values = dict(zip(placeholders, params.values(), strict=False))
     found: dict[str, torch.Tensor] = {}

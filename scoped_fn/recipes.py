@@ -102,7 +102,7 @@ class DelayedScalingRequest:
 
     def fp8_max(self, role: str) -> float:
         """Returns the largest number of the format of a role."""
-        return self.fp8_format.value[role == "grad_output"]  # type: ignore[no-any-return]
+        return self.fp8_format.value[role == "grad_output"]
 
 
 class Recipe:
@@ -175,7 +175,7 @@ class DelayedScaling(Recipe):
 
     def fp8_max(self, role: str) -> float:
         """Returns the largest number of the format of a role."""
-        return self.fp8_format.value[role == "grad_output"]  # type: ignore[no-any-return]
+        return self.fp8_format.value[role == "grad_output"]
 
 
 @dataclass(frozen=True)
@@ -215,13 +215,15 @@ class Float8CurrentScaling(Recipe):
 
     def rule(self, module_type: str, name: str) -> MatmulRule:
         """Returns how the matmul of a site is computed."""
-        x, w, dy = (q or QParams() for q in (self.fp8_quant_fwd_inp, self.fp8_quant_fwd_weight, self.fp8_quant_bwd_grad))
+        x, w, dy = (
+            q or QParams() for q in (self.fp8_quant_fwd_inp, self.fp8_quant_fwd_weight, self.fp8_quant_bwd_grad)
+        )
         dtypes = (E4M3, E4M3, self.fp8_format.backward_dtype)
-        quantizers = (
+        of_x, of_w, of_dy = (
             Quantizer("current", dtype, self.use_power_2_scales or q.power_2_scale, q.amax_epsilon)
             for q, dtype in zip((x, w, dy), dtypes, strict=True)
         )
-        return MatmulRule(*quantizers, _fast(self), _backward(self))  # type: ignore[misc]
+        return MatmulRule(of_x, of_w, of_dy, _fast(self), _backward(self))
 
 
 @dataclass(frozen=True)
@@ -264,11 +266,11 @@ class Float8BlockScaling(Recipe):
         """Returns how the matmul of a site is computed."""
         dims = (self.x_block_scaling_dim, self.w_block_scaling_dim, self.grad_block_scaling_dim)
         dtypes = (E4M3, E4M3, self.fp8_format.backward_dtype)
-        quantizers = (
+        of_x, of_w, of_dy = (
             Quantizer("blocks", dtype, not self.use_f32_scales, block_rows=1 if dim == 1 else 128)
             for dim, dtype in zip(dims, dtypes, strict=True)
         )
-        return MatmulRule(*quantizers, backward=_backward(self))  # type: ignore[misc]
+        return MatmulRule(of_x, of_w, of_dy, backward=_backward(self))
 
 
 @dataclass(frozen=True)

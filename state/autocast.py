@@ -20,7 +20,9 @@ def pop_scope(state: CompilerState) -> CompilerState:
         RuntimeError: No scope is open.
     """
     if not state.autocast:
-        raise RuntimeError("Expected an open autocast scope to end, got none. Open one with state = autocast(state, ...).")
+        raise RuntimeError(
+            "Expected an open autocast scope to end, got none. Open one with state = autocast(state, ...)."
+        )
     return replace(state, autocast=state.autocast[:-1])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import optree
@@ -55,7 +55,7 @@ class CompilerState:
     buffers: FrozenDict[int, FrozenDict[str, torch.Tensor]]
     key: torch.Tensor
     autocast: tuple[AutocastScope, ...] = ()
-    fp8: FrozenDict[int, Fp8State] = FrozenDict()
+    fp8: FrozenDict[int, Fp8State] = field(default_factory=FrozenDict)
 
     def __repr__(self) -> str:
         lines = [f"CompilerState(key={_words(self.key)}, next_token={self.next_token}"]

@@ -42,7 +42,8 @@ def release(state: CompilerState, owner: Any) -> CompilerState:
         OwnershipError: The state does not hold it, for instance because it was released before.
     """
     token = check_owner(state, getattr(owner, "owner", owner))
-    buffers, fp8 = (held.drop(token) if token in held else held for held in (state.buffers, state.fp8))
+    buffers = state.buffers.drop(token) if token in state.buffers else state.buffers
+    fp8 = state.fp8.drop(token) if token in state.fp8 else state.fp8
     return replace(state, owners=state.owners.drop(token), buffers=buffers, fp8=fp8)
 
 

@@ -10,6 +10,12 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.fx.experimental.proxy_tensor import make_fx
 
+aten = torch.ops.aten
+VIEW_OPS = (
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
+    aten.transpose.int, aten.t.default, aten.permute.default, aten.expand.default, aten.select.int,
+)  # fmt: skip
+CAST_OPS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default, aten.clone.default)
 CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +22,13 @@ def inductor_decompositions() -> Any:
     return select_decomp_table()
 
 
-def decompose(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """Returns a flat ATen graph traced again with Inductor's decompositions."""
+def decompose(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], more: Mapping[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule:
+    """Returns a flat ATen graph traced again with Inductor's decompositions, and more."""
+    table = {**select_decomp_table(), **more}
     with fake_mode_of(example_inputs), torch.no_grad():
-        traced = make_fx(gm.forward, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)
+        traced = make_fx(lambda *tensors: gm(*tensors), decomposition_table=table, _allow_non_fake_inputs=True)
         result: torch.fx.GraphModule = traced(*example_inputs)
     return result
 

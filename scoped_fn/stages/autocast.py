@@ -16,7 +16,7 @@ from scoped_fn._replay import uses_transforms
 from scoped_fn._sites import Names, check_dtype, check_skip, dotted, skipped
 from scoped_fn._specs import TensorSpec, spec_of
 from scoped_fn.stages.captured import Captured
-from scoped_fn.state import AutocastScope, CompilerState, Fp8State, active_scope
+from scoped_fn.state import AutocastScope, CompilerState, active_scope
 from scoped_fn.state.fp8_state import extend_fp8, follow_recipe, init_fp8
 
 NUMBER = "fp8_number"
@@ -143,9 +143,7 @@ def rewrite(
     )
 
 
-def _add_inputs(
-    region: Region, key: ScopeKey, extras: Sequence[torch.Tensor]
-) -> tuple[list[str], list[TensorSpec]]:
+def _add_inputs(region: Region, key: ScopeKey, extras: Sequence[torch.Tensor]) -> tuple[list[str], list[TensorSpec]]:
     graph, specs = region.gm.graph, [spec_of(tensor, "FP8 state") for tensor in extras]
     names = ["fp8.scale", SINK] if key.columns else []
     names += [f"fp8.weight.{site}.{i}" for site, count, _ in key.weights for i in range(count)]
