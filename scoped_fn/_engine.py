@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -70,6 +70,8 @@ class Engine(nn.Module):
         self._example = (inputs, kwargs)
         self._functions: dict[bool, CompiledFn] = {}
         self.state, self._functions[model.training] = compile(state, model, inputs, kwargs, backend=backend)
+        self.register_state_dict_post_hook(_rename_saved)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_rename_loaded)  # type: ignore[no-untyped-call]
 
     @property
     def fn(self) -> CompiledFn:
@@ -142,49 +144,60 @@ class Engine(nn.Module):
 
     # A checkpoint has the model's own names, then the FP8 state as tensors whose shapes do not change.
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the model's `state_dict`, with the FP8 scales as tensors of fixed shapes under `fp8.*`."""
-        entries = self.model.state_dict(*args, **kwargs)
+    def get_fp8_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the FP8 scales as `state_dict` holds them; empty where there are none."""
         held = self.state.fp8.get(self.fn.owner)
-        if held is not None:
-            text = json.dumps(held.columns).encode()
-            columns = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-            prefix = kwargs.get("prefix", "")
-            values = (held.scale, held.amax_history, columns)
-            entries |= {prefix + key: value for key, value in zip(FP8_KEYS, values, strict=True)}
-        return entries
+        if held is None:
+            return {}
+        columns = torch.frombuffer(bytearray(json.dumps(held.columns).encode()), dtype=torch.uint8)
+        return dict(zip(FP8_KEYS, (held.scale, held.amax_history, columns), strict=True))
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Loads what `state_dict` gave, or a `state_dict` of the model alone, which leaves the FP8 scales as they are.
+    def set_fp8_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes what `get_fp8_tensors` gave.
 
         Raises:
-            SpecError: The FP8 tensors are of another model or recipe. Nothing has been loaded then.
+            SpecError: The tensors are of another model or recipe.
         """
-        entries = dict(state_dict)
-        fp8 = {key: entries.pop(key) for key in FP8_KEYS if key in entries}
-        state = self._loaded(fp8) if fp8 else self.state
-        result = self.model.load_state_dict(entries, strict=strict, assign=assign)
-        self.state = state
-        return result
-
-    def _loaded(self, fp8: dict[str, torch.Tensor]) -> CompilerState:
         held = self.state.fp8.get(self.fn.owner)
-        if held is None or set(fp8) != set(FP8_KEYS):
+        if held is None or set(tensors) != set(FP8_KEYS):
             raise SpecError(
-                f"Expected {', '.join(FP8_KEYS) if held else 'no FP8 scales'} in the state_dict, got {', '.join(fp8)}. "
+                f"Expected {', '.join(FP8_KEYS) if held else 'no FP8 scales'}, got {', '.join(tensors) or 'none'}. "
                 "Make the engine with the recipe that the file was saved with."
             )
-        saved = [tuple(column) for column in json.loads(bytes(fp8["fp8.columns"].tolist()))]
-        _check_loaded(held, saved, fp8)
+        saved = [tuple(column) for column in json.loads(bytes(tensors["fp8.columns"].tolist()))]
+        _check_loaded(held, saved, tensors)
         order = torch.tensor([saved.index(column) for column in held.columns])
-        scale = fp8["fp8.scale"].to(held.scale.device)[order]
-        history = fp8["fp8.amax_history"].to(held.scale.device)[:, order]
-        new = replace(held, scale=scale, amax_history=history)
-        owners = [f.owner for f in self._functions.values()]
-        return replace(self.state, fp8=type(self.state.fp8)({**self.state.fp8, **dict.fromkeys(owners, new)}))
+        scale, history = (tensors[key].to(held.scale.device) for key in FP8_KEYS[:2])
+        new = replace(held, scale=scale[order], amax_history=history[:, order])
+        fp8 = {**self.state.fp8, **{f.owner: new for f in self._functions.values()}}
+        self.state = replace(self.state, fp8=type(self.state.fp8)(fp8))
 
 
-def _check_loaded(held: Fp8State, saved: list[Any], fp8: dict[str, torch.Tensor]) -> None:
+def _rename_saved(engine: nn.Module, entries: Any, prefix: str, metadata: Any) -> None:
+    """Gives what a state_dict holds of an engine the model's own names, and adds the FP8 scales."""
+    own = prefix + "model."
+    for key in [key for key in entries if key.startswith(own)]:
+        entries[prefix + key.removeprefix(own)] = entries.pop(key)
+    for name, tensor in cast(Engine, engine).get_fp8_tensors().items():
+        entries[prefix + name] = tensor
+
+
+def _rename_loaded(
+    engine: nn.Module, entries: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *_: Any
+) -> None:
+    """Takes the FP8 scales out of a state_dict and gives the rest the names that modules look for."""
+    ours = cast(Engine, engine)
+    found = {key: entries.pop(prefix + key) for key in FP8_KEYS if prefix + key in entries}
+    if found:
+        ours.set_fp8_tensors(found)
+    elif ours.get_fp8_tensors():
+        missing += [prefix + key for key in FP8_KEYS]
+    for key in list(ours.model.state_dict(keep_vars=True)):
+        if prefix + key in entries:
+            entries[f"{prefix}model.{key}"] = entries.pop(prefix + key)
+
+
+def _check_loaded(held: Fp8State, saved: list[Any], tensors: Mapping[str, torch.Tensor]) -> None:
     shape = (held.recipe.amax_history_len, len(saved))
     if sorted(saved) != sorted(held.columns):
         different = sorted(set(saved) ^ set(held.columns))
@@ -192,8 +205,9 @@ def _check_loaded(held: Fp8State, saved: list[Any], fp8: dict[str, torch.Tensor]
             f"Expected FP8 scales of the sites of this engine, got others: {different[0]} is on one side only. "
             "Make the engine with the same model, skip and recipe."
         )
-    if tuple(fp8["fp8.amax_history"].shape) != shape or tuple(fp8["fp8.scale"].shape) != shape[1:]:
+    history, scale = tensors["fp8.amax_history"], tensors["fp8.scale"]
+    if tuple(history.shape) != shape or tuple(scale.shape) != shape[1:]:
         raise SpecError(
-            f"Expected an amax history of shape {shape}, got {tuple(fp8['fp8.amax_history'].shape)}. "
-            f"Make the engine with amax_history_len={len(fp8['fp8.amax_history'])}."
+            f"Expected an amax history of shape {shape}, got {tuple(history.shape)}. "
+            f"Make the engine with amax_history_len={len(history)}."
         )

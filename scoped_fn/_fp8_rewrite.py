@@ -29,6 +29,7 @@ class Region:
         outer: The region that holds it, and the node that calls it.
         values: What enters: scales, sinks and codes by key; a sink is replaced by the one that comes out.
         amaxes: What goes out: site -> amaxes of input and weight (2,).
+        replaced: Matmuls that are gone, and what stands in their places.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, outer: tuple[Region, Node] | None = None) -> None:
@@ -37,6 +38,7 @@ class Region:
         self.inner: dict[Node, Region] = {}
         self.values: dict[Key, Node] = {}
         self.amaxes: dict[str, Node] = {}
+        self.replaced: dict[Node, Node] = {}
 
     def find(self, weight_of: Mapping[Node, Node], names: Names, *, every: bool) -> None:
         """Finds matmuls, here and in checkpoint regions.
@@ -75,37 +77,45 @@ class Region:
 
     def _replace(self, found: Matmul, name: str, rule: MatmulRule) -> None:
         node, graph, roles = found.node, self.gm.graph, delayed_roles(rule)
+        sink_key: Key = ("sink", (name, ROLES[2]))
         with graph.inserting_before(node):
             scales = tuple(self.value(("scale", (name, role))) if role in roles else None for role in ROLES)
-            sink_key: Key = ("sink", (name, ROLES[2]))
             sink = self.value(sink_key) if ROLES[2] in roles else None
-            codes = self._codes(name)
-            made = graph.call_function(*_call(found, str(rule), scales, sink, codes))
-            y, amax, after = (graph.call_function(operator.getitem, (made, i)) for i in range(3))
+            made = graph.call_function(*self._call(found, str(rule), scales, sink, self._codes(name)))
+            y = result = graph.call_function(operator.getitem, (made, 0))
+            amax = graph.call_function(operator.getitem, (made, 1)) if set(roles) & set(ROLES[:2]) else None
+            after = graph.call_function(operator.getitem, (made, 2)) if sink is not None else None
             if found.bias is not None and found.kind == "matmul":
-                added = graph.call_function(torch.add, (y, found.bias))
-                added.meta, y.meta = dict(node.meta), dict(node.meta)
-                y = added
-        self._describe(node, name, made, y, amax, after)
-        if sink is not None:
+                result = graph.call_function(torch.add, (y, self._now(found.bias)))
+                result.meta = dict(node.meta)
+            self._describe(node, name, made, y, amax, after)
+            if amax is not None:
+                self.amaxes[name] = self._maximum(name, amax)
+        if after is not None:
             self.values[sink_key] = after
-        if set(roles) & set(ROLES[:2]):
-            self.amaxes[name] = self._maximum(name, amax)
-        for unused in [
-            n for n in (amax, after) if not n.users and n not in (self.amaxes.get(name), self.values.get(sink_key))
-        ]:
-            graph.erase_node(unused)
-        node.replace_all_uses_with(y)
+        self.replaced[node] = result
+        node.replace_all_uses_with(result)
         graph.erase_node(node)
 
-    def _describe(self, node: Node, name: str, made: Node, y: Node, amax: Node, after: Node) -> None:
+    def _now(self, node: Any) -> Any:
+        """Returns what stands in the place of a node that may have been replaced."""
+        return self.replaced.get(node, node)
+
+    def _call(self, found: Matmul, rule: str, scales: Any, sink: Any, codes: Any) -> tuple[Any, tuple[Any, ...]]:
+        x, w, bias = (self._now(operand) for operand in (found.x, found.w, found.bias))
+        if found.kind == "linear":
+            return fp8_linear, (x, w, bias, rule, scales, sink, *(() if codes is None else (codes,)))
+        return fp8_matmul, (x, w, rule, scales, sink, codes or (None,) * 4, found.swapped)
+
+    def _describe(self, node: Node, name: str, made: Node, y: Node, amax: Node | None, after: Node | None) -> None:
         fake = fake_value(node)
+        numbers = fake.new_empty(2, dtype=torch.float32), fake.new_empty((), dtype=torch.float32)
         y.meta = dict(node.meta)
-        amax.meta = {"val": fake.new_empty(2, dtype=torch.float32)}
-        after.meta = {"val": fake.new_empty((), dtype=torch.float32)}
-        made.meta = {**node.meta, "val": (fake, amax.meta["val"], after.meta["val"])}
+        for result, value in zip((amax, after), numbers, strict=True):
+            if result is not None:
+                result.meta = {"val": value}
+        made.meta = {**node.meta, "val": (fake, *numbers), "fp8_site": name}
         made.meta.pop("example_value", None)
-        made.meta["fp8_site"] = name
 
     def _codes(self, name: str) -> tuple[Node | None, ...] | None:
         keys: list[Key] = [("code", (name, i)) for i in range(4)]
@@ -174,14 +184,6 @@ class Region:
 def body_of(call: Node) -> Any:
     """Returns the node that names the body of a checkpoint region."""
     return call.args[0]
-
-
-def _call(found: Matmul, rule: str, scales: Any, sink: Any, codes: Any) -> tuple[Any, tuple[Any, ...]]:
-    more = () if codes is None else (codes,)
-    if found.kind == "linear":
-        return fp8_linear, (found.x, found.w, found.bias, rule, scales, sink, *more)
-    codes = codes or (None,) * 4
-    return fp8_matmul, (found.x, found.w, rule, scales, sink, codes, found.swapped)
 
 
 def collect_amaxes(layout: Sequence[tuple[int, int] | None], parts: Sequence[torch.Tensor]) -> torch.Tensor:

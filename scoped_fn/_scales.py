@@ -34,10 +34,12 @@ def update_scales(state: CompilerState, owner: Any = None) -> CompilerState:
     owners = list(state.fp8) if owner is None else [the_owner(state, owner)]
     if not owners:
         return state
-    fp8 = state.fp8
+    fp8, made = state.fp8, dict[int, Fp8State]()
     with torch.no_grad():
         for token in owners:
-            fp8 = fp8.set(token, updated(fp8[token]))
+            held = state.fp8[token]  # owners that share one go on doing so
+            made[id(held)] = made.get(id(held)) or updated(held)
+            fp8 = fp8.set(token, made[id(held)])
     return replace(state, fp8=fp8)
 
 

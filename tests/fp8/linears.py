@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -142,12 +143,20 @@ def arrays(state: State) -> list[np.ndarray]:
     return [leaf.detach().numpy() for leaf in sf.state.tree_leaves(state)]
 
 
+@functools.cache
+def compiled_once(
+    recipe: Any, shape: tuple[int, int, int], dtype: torch.dtype, bias: bool
+) -> tuple[State, sf.CompiledFn]:
+    """A linear function of x (m, k) to (m, n) under a recipe, before its first step."""
+    m, k, n = shape
+    return scoped(recipe, Plain(k, n, bias=bias).to(dtype), torch.zeros(m, k, dtype=dtype))
+
+
 def products(
     recipe: Any, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, bias: torch.Tensor | None = None
 ) -> dict[str, torch.Tensor]:
     """Output and gradients of one compiled linear function in its first step."""
-    model = Plain(w.shape[1], w.shape[0], bias=bias is not None).to(x.dtype)
-    state, fn = scoped(recipe, model, torch.zeros_like(x))
+    state, fn = compiled_once(recipe, (*x.shape, len(w)), x.dtype, bias is not None)
     given = {"x": x, "w": w} | ({} if bias is None else {"b": bias})
     given = {name: one.detach().clone().requires_grad_() for name, one in given.items()}
     params = {"fc.weight": given["w"]} | ({} if bias is None else {"fc.bias": given["b"]})

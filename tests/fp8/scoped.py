@@ -15,6 +15,8 @@ import scoped_fn as sf
 from tests.fp8.networks import batches, loss_of
 
 KINDS = ("delayed", "current", "block", "mx")
+# Every recipe on the small network, one on the large one.
+NETWORKS = [*(("mlp", kind) for kind in KINDS), ("block", "delayed")]
 Params = Mapping[str, Tensor]
 Described = Mapping[str, Mapping[str, Mapping[str, Any]]]
 

@@ -6,14 +6,13 @@ import pytest
 import torch
 
 import scoped_fn as sf
-from tests.fp8.scoped import KINDS, example, newest, scales, trained
+from tests.fp8.scoped import NETWORKS, example, newest, scales, trained
 from tests.helpers import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["mlp", "block"])
+@pytest.mark.parametrize(("name", "kind"), NETWORKS)
 def test_a_step_with_cached_weights_has_the_bits_of_a_step(name: str, kind: str) -> None:
     run, data = example(kind, name)
     run, _ = trained(run, data[:2])

@@ -96,5 +96,5 @@ def test_inductor(case: Case) -> None:
 
 def test_a_pattern_that_skips_no_layer_is_refused_with_the_layers() -> None:
     case = next(case for case in CASES if case.name == "fp8_resume_from_saved_state")
-    with pytest.raises(ValueError, match="fc"):
+    with pytest.raises(sf.SpecError, match="fc"):
         ScopedFp8("eager")(*case.build(), fp8="delayed", skip=("lm_head",))

@@ -158,7 +158,7 @@ def test_scopes_nest_and_an_inner_one_replaces_the_outer_one() -> None:
     assert [scope.skip for scope in inner.autocast] == [("0",), ()]
     expected, _ = example("current")
     _, (loss, _) = sf.value_and_grad(run.fn)(inner, run.params, *data[0])
-    assert_same(loss, sf.value_and_grad(expected.fn)(expected.state, expected.params, *data[0])[1][0])
+    assert_same(loss, sf.value_and_grad(expected.fn)(expected.state, run.params, *data[0])[1][0])
     assert sf.tree_equal(sf.end_autocast(inner), run.state)
 
 

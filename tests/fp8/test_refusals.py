@@ -86,12 +86,10 @@ def test_recipes_are_values() -> None:
         lambda state: sf.update_scales(state, 99),
         lambda state: sf.describe_fp8(state, 99),
         lambda state: sf.update_scales({}),
-        lambda state: sf.value_and_grad(torch.sin, accumulate=1)(state, torch.ones(())),
     ],
 )
 def test_a_wrong_operation_says_what_was_expected(operation: Callable[[sf.CompilerState], Any]) -> None:
     state = sf.init_state()
-    with pytest.raises((TypeError, ValueError, KeyError, RuntimeError), match="Expected .*got") as caught:
+    with pytest.raises((TypeError, ValueError, KeyError, RuntimeError), match="Expected .*got"):
         operation(state)
-    assert type(caught.value).__module__.startswith("scoped_fn") or isinstance(caught.value, (TypeError, ValueError))
     assert state.autocast == ()

@@ -13,7 +13,7 @@ from torch.utils import _pytree as torch_pytree
 
 import scoped_fn as sf
 from tests.compose.quiet import QUIET
-from tests.fp8.scoped import KINDS, Run, example, largest, newest, scales, trained
+from tests.fp8.scoped import KINDS, NETWORKS, Run, example, largest, newest, scales, trained
 from tests.helpers import assert_same, tensors
 
 pytestmark = QUIET
@@ -83,8 +83,7 @@ def test_has_aux_and_a_function_of_ones_own() -> None:
     assert {key: slope.shape for key, slope in slopes.items()} == {key: own.shape for key, own in expected.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["mlp", "block"])
+@pytest.mark.parametrize(("name", "kind"), NETWORKS)
 def test_per_sample_gradients_equal_the_loop(name: str, kind: str) -> None:
     run, batch = warm(kind, name)
     loss = lambda params, x, y: run.fn(run.state, params, x, y)[1]  # noqa: E731
