@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import scoped_fn as sf
+from scoped_fn._scales import updated
 from scoped_fn._shared_quantizations import QUANTIZE
 from scoped_fn.demo.gpt import GPT, Block, GPTConfig
-from scoped_fn.demo.train import first_batch
 from scoped_fn.demo.options import TrainOptions
 from scoped_fn.demo.text import read_corpus
+from scoped_fn.demo.train import first_batch
+from scoped_fn.state.fp8_state import init_fp8, stage_amax, stage_gradients
 from tests.bench.measure import Row, medians_us, print_table
 
 SITES = 100
@@ -26,26 +29,26 @@ def rows() -> list[Row]:
 def _steps() -> list[Row]:
     options = TrainOptions()
     batch = first_batch(options, read_corpus(None, context=options.model.context))
-    steps: dict[str, Any] = {"float32": _scoped(None, batch), "delayed": _scoped(sf.DelayedScaling(), batch)}
-    steps["torchao"] = _torchao(batch)
-    steps["current"] = _scoped(sf.Float8CurrentScaling(), batch)
-    held = sf.init_state()
-    columns = [(f"layers.{i}", role) for i in range(SITES) for role in ("input", "weight", "grad_output")]
-    from scoped_fn._scales import updated
-    from scoped_fn.state.fp8_state import init_fp8, stage_amax, stage_gradients
-
-    scales, amax, sinks = init_fp8(columns, sf.DelayedScaling()), torch.rand(3 * SITES), torch.rand(SITES)
-    steps["scales"] = lambda: updated(stage_gradients(stage_amax(scales, amax), sinks))
+    recipes = {"float32": None, "delayed": sf.DelayedScaling(), "current": sf.Float8CurrentScaling()}
+    steps = {name: _scoped(recipe, batch) for name, recipe in recipes.items()}
+    steps |= {"torchao": _torchao(batch), "scales": _work_on_scales()}
     times = medians_us(steps, rounds=15)
+    demo, torchao = "step of the demo model", "torchao float8, emulated, torch.compile"
     return [
-        _row("step of the demo model, FP8 delayed", "torchao float8, emulated, torch.compile", times, "delayed", "torchao", 1.0),
-        _row("step of the demo model, FP8 delayed", "float32", times, "delayed", "float32", NO_BAR),
-        _row("step of the demo model, FP8 current", "torchao float8, emulated, torch.compile", times, "current", "torchao", NO_BAR),
-        _row(f"amaxes and scales of {SITES} sites, each step", "step of the demo model, FP8 delayed", times, "scales", "delayed", 0.03),
+        _row(f"{demo}, FP8 delayed", torchao, times["delayed"], times["torchao"], 1.0),
+        _row(f"{demo}, FP8 current", torchao, times["current"], times["torchao"], NO_BAR),
+        _row(f"{demo}, FP8 delayed", "float32", times["delayed"], times["float32"], NO_BAR),
+        _row(f"amaxes and scales of {SITES} sites", f"{demo}, FP8 delayed", times["scales"], times["delayed"], 0.03),
     ]
 
 
-def _scoped(recipe: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
+def _work_on_scales() -> Callable[[], object]:
+    columns = [(f"layers.{i}", role) for i in range(SITES) for role in ("input", "weight", "grad_output")]
+    held, amax, of_sinks = init_fp8(columns, sf.DelayedScaling()), torch.rand(3 * SITES), torch.rand(SITES)
+    return lambda: updated(stage_gradients(stage_amax(held, amax), of_sinks))
+
+
+def _scoped(recipe: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], object]:
     state = sf.init_state() if recipe is None else sf.autocast(sf.init_state(), recipe)
     state, fn = sf.compile(state, GPT(GPTConfig(), seed=0), batch)
     step = sf.value_and_grad(fn)
@@ -54,7 +57,8 @@ def _scoped(recipe: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
     return lambda: step(state, params, *batch)
 
 
-def _torchao(batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
+def _torchao(batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], object]:
+    # Not among the pins: install it by hand to run this benchmark (pip install torchao).
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     model = convert_to_float8_training(GPT(GPTConfig(), seed=0), config=Float8LinearConfig(emulate=True))
@@ -64,5 +68,40 @@ def _torchao(batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
         model.zero_grad(set_to_none=True)
         compiled(*batch).backward()
 
-    step()
     return step
+
+
+def _saved() -> list[Row]:
+    made = []
+    for width in (128, 512):
+        ours, theirs = (_split(width, recipe).saved_bytes for recipe in (sf.DelayedScaling(), None))
+        what = f"bytes that a block of width {width} saves, bfloat16 model, FP8 delayed"
+        made.append(Row(what, "without FP8", f"{ours:,}", f"{theirs:,}", ours / theirs, 0.6))
+    return made
+
+
+def _split(width: int, recipe: Any) -> Any:
+    state = sf.init_state() if recipe is None else sf.autocast(sf.init_state(), recipe)
+    x = torch.randn(8, 256, width, dtype=torch.bfloat16, requires_grad=True)
+    state, captured = sf.stages.capture(state, Block(width).bfloat16(), (x,))
+    state, captured = sf.stages.autocast(state, captured)
+    state, joint = sf.stages.lower_training(state, captured, backend="inductor")
+    return sf.stages.partition(state, joint)[1]
+
+
+def _quantizations() -> list[Row]:
+    made = []
+    for recipe in (sf.DelayedScaling(), sf.Float8CurrentScaling(), sf.MXFP8BlockScaling()):
+        graph = _split(128, recipe).joint.graph.gm.graph
+        count = sum(node.target in QUANTIZE for node in graph.nodes) / 4
+        what = f"quantizations of a linear in a training step, {type(recipe).__name__}"
+        made.append(Row(what, "count", f"{count:.2f}", "3", count, 3))
+    return made
+
+
+def _row(what: str, baseline: str, ours: float, theirs: float, bar: float) -> Row:
+    return Row(what, baseline, f"{ours / 1000:.2f} ms", f"{theirs / 1000:.2f} ms", ours / theirs, bar)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if print_table(rows()) else 1)

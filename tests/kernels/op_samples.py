@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from scoped_fn import kernels as _registered  # noqa: F401 - importing it defines the operators
+from scoped_fn.kernels import MatmulRule, Quantizer  # importing it defines the operators
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FP8 = (E4M3, E5M2)
@@ -37,6 +37,12 @@ class Call:
         return tuple(a for a in self.arguments if isinstance(a, torch.Tensor))
 
 
+def rule(kind: str, **options: Any) -> str:
+    """A rule of one kind for all three tensors, with gradients in E5M2."""
+    forward = Quantizer(kind)
+    return str(MatmulRule(forward, forward, Quantizer(kind, E5M2), (True, False, False), **options))
+
+
 def calls(batch: int = 2) -> list[Call]:
     generator = torch.Generator().manual_seed(3)
 
@@ -49,7 +55,28 @@ def calls(batch: int = 2) -> list[Call]:
     x = normal(5, 150)
     codes_a, codes_b = normal(5, 150).mul(9).to(E4M3), normal(3, 150).mul(9).to(E5M2)
     exponents = torch.randint(120, 134, (batch, 5, 5), generator=generator).to(torch.uint8)
+    scales, no_codes = (positive(), positive(), positive()), (None,) * 4
+    left, right, bias, dy = normal(2, 5, 40), normal(2, 3, 40), normal(3), normal(2, 5, 3)
+    delayed, current, mx = rule("delayed"), rule("current"), rule("mx")
+    codes = (normal(2, 3, 40).to(E4M3), positive(2, 1, 1), None, None)
+    products = [
+        Call("fp8_matmul", (left, right, bias, *scales, positive(), *no_codes, delayed)),
+        Call("fp8_matmul", (left[:, :1], right[:, :1], None, None, None, None, positive(), *no_codes, mx)),
+        Call("fp8_matmul", (left, right, None, *scales, positive(), *codes, delayed)),
+        Call(
+            "fp8_matmul",
+            (left, right, bias, None, None, None, positive(), *no_codes, rule("current", calibrating=True)),
+        ),
+        Call("fp8_matmul_backward", (dy, left, right, *scales, *no_codes, True, True, delayed)),
+        Call("fp8_matmul_backward", (dy, left, right, None, None, None, *no_codes, False, True, current)),
+        Call(
+            "fp8_matmul_backward",
+            (dy, left, right, None, None, None, *no_codes, True, False, rule("mx", backward="dequantized")),
+        ),
+        Call("fake_quantize", (left, positive(), str(Quantizer("delayed", E5M2)))),
+    ]
     return [
+        *products,
         Call("quantize", (x, positive(1), E4M3, True)),
         Call("quantize", (normal(5, 7, dtype=torch.bfloat16), positive(5), E5M2, False)),
         Call("quantize", (x[:, :1], positive(1), E4M3, True)),

@@ -37,7 +37,7 @@ def test_opcheck(call: Call) -> None:
     assert len(set(memory)) == len(memory)
 
 
-DIFFERENTIABLE = ("dequantize", "scaled_mm")
+DIFFERENTIABLE = ("dequantize", "scaled_mm", "fake_quantize", "fp8_matmul", "fp8_matmul_backward")
 
 
 # Since torch 2.14 its check asks tensors that are no leaves for their gradient.
