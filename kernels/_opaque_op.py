@@ -7,8 +7,9 @@ with an Autograd kernel of its own that takes off one level at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -48,6 +49,7 @@ def define_op(
     cuda: Callable[..., Any],
     fake: Callable[..., Any],
     derivative: Derivative | None,
+    spread: Mapping[int, Callable[[Tensor, int], Tensor]] = MappingProxyType({}),
 ) -> OpOverload[..., Any]:
     """Defines an operator whose tensors all lead with a batch dimension, and returns it.
 
@@ -58,6 +60,8 @@ def define_op(
         cuda: Computes them on a GPU.
         fake: Computes their shapes and dtypes only.
         derivative: How it is differentiated; None refuses to be, since a silent zero would be wrong.
+        spread: Arguments that are not repeated like the others where they are not mapped: (tensor, size of the mapped
+            dimension) -> the tensor with that dimension in front.
 
     Returns:
         The operator. Under vmap the mapped dimension is folded into the batch dimension.
@@ -65,11 +69,15 @@ def define_op(
     name = schema.split("(")[0]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     op: OpOverload[..., Any] = getattr(getattr(torch.ops, library.ns), name).default
-    kernels = {"CPU": _without_autocast(cpu), "CUDA": cuda, "Autograd": _autograd_kernel(op, derivative)}
+    kernels = {
+        "CPU": _without_autocast(cpu),
+        "CUDA": _without_autocast(cuda),
+        "Autograd": _autograd_kernel(op, derivative),
+    }
     for key, kernel in kernels.items():
         library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-    torch.library.register_vmap(f"{library.ns}::{name}", _fold_batch(op), lib=library)
+    torch.library.register_vmap(f"{library.ns}::{name}", _fold_batch(op, spread), lib=library)
     return op
 
 
@@ -170,8 +178,11 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
     )
 
 
-def _fold_batch(op: OpOverload[..., Any]) -> Callable[..., Any]:
+def _fold_batch(op: OpOverload[..., Any], spread: Mapping[int, Callable[[Tensor, int], Tensor]]) -> Callable[..., Any]:
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Any:
+        own = {i: make(arguments[i], info.batch_size) for i, make in spread.items() if in_dims[i] is None}
+        arguments = tuple(own.get(i, value) for i, value in enumerate(arguments))
+        in_dims = [0 if i in own else dim for i, dim in enumerate(in_dims)]
         pairs = zip(arguments, in_dims, strict=True)
         batched = [
             _batched(value, dim, info.batch_size) if isinstance(value, Tensor) else value for value, dim in pairs

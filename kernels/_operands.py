@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from scoped_fn.kernels._formats import NVFP4_BLOCK
 from scoped_fn.kernels.nvfp4 import hadamard_16
 from scoped_fn.kernels.rules import Quantizer
 
-# The signs of the Hadamard transform: any fixed choice, the same for both operands of a product.
-SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+# The signs of the Hadamard transform, a bit for each: any fixed choice, the same for both operands of a product.
+SIGNS: Final = 0b1101011111101000
 
 
 class Operand(NamedTuple):
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         rows: Matrices (M, K).
-        columns: Matrices (K, M); the rows' own where no transposed copy was asked for.
+        columns: Matrices (K, M); of no content where they were not asked for and are no views of the rows.
         amax: The largest |x| of each of B, float32; zeros where the quantizer does not record it.
     """
 
@@ -113,10 +113,11 @@ def _nvfp4(x: Tensor, quantizer: Quantizer, transpose: bool) -> tuple[Operand, O
     data, scales, data_t, scales_t, amax = ops.quantize_nvfp4(x, rows, noise, transpose and not quantizer.hadamard)
     columns = Operand(data_t, scales_t, amax)
     if transpose and quantizer.hadamard:
-        turned = pad(x.mT, (0, -x.shape[1] % NVFP4_BLOCK))
-        turned = hadamard_16(turned, torch.tensor(SIGNS, dtype=x.dtype, device=x.device)).contiguous()
-        noise = _noise(turned) if quantizer.stochastic else None
-        data_t, scales_t, _, _, amax_t = ops.quantize_nvfp4(turned, rows, noise, False)
+        places = torch.arange(NVFP4_BLOCK, device=x.device)  # no constant tensor: a trace has to stay functional
+        signs = (1 - 2 * (torch.bitwise_right_shift(SIGNS, places) & 1)).to(x.dtype)
+        spread = hadamard_16(pad(x.mT, (0, -x.shape[1] % NVFP4_BLOCK)), signs).contiguous()
+        noise = _noise(spread) if quantizer.stochastic else None
+        data_t, scales_t, _, _, amax_t = ops.quantize_nvfp4(spread, rows, noise, False)
         columns = Operand(data_t, scales_t, amax_t)
     return Operand(data, scales, amax), columns
 
@@ -154,6 +155,8 @@ def product(a: Operand, b: Operand, bias: Tensor | None, out_dtype: torch.dtype,
 
 
 def _high_precision_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    if a.dtype != b.dtype:
+        a, b = a.float(), b.float()
     if len(a) == 1:  # with the very bits of an ordinary layer
         return linear(a[0], b[0], None if bias is None else bias[0])[None]
     return a @ b.mT if bias is None else a @ b.mT + bias[:, None]

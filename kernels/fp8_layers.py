@@ -117,10 +117,13 @@ def encode_weight(weight: Tensor, quantizer: Quantizer, scale: Optional) -> tupl
 
 
 def _swapped(x: Tensor, w: Tensor, rule: str, scales: Scales, sink: Optional, codes: Codes) -> Results:
+    if w.dim() == 1:
+        return fp8_matmul(x.mT if x.dim() > 1 else x, w, rule, scales, sink, codes)
     if x.dim() == 1:
-        return fp8_linear(x, w, None, rule, scales, sink, codes)
-    y, amax, sink = fp8_matmul(x.mT, w.mT if w.dim() > 1 else w, rule, scales, sink, codes)
-    return y.mT if w.dim() > 1 else y, amax, sink
+        y, amax, sink = fp8_matmul(x[None], w.mT, rule, scales, sink, codes)
+        return y.squeeze(-2), amax, sink
+    y, amax, sink = fp8_matmul(x.mT, w.mT, rule, scales, sink, codes)
+    return y.mT, amax, sink
 
 
 def _call(

@@ -48,11 +48,14 @@ def _backward(
     of_x, of_w, of_dy = meant.backward_quantizers
     coded = encode(dy, of_dy, scale_dy, transpose=want_w, record=meant.calibrating)
     dx, dw = (t.new_empty(len(t), 0, 0, 0) for t in (x, w))
+    exact = meant.backward == "dequantized"  # then by what the codes of the forward stand for
     if want_x:
         coded_w = _encode_weight(w, of_w, scale_w, (data, scales, data_t, scales_t), True, meant.calibrating)
-        dx = product(coded.rows, coded_w.columns, None, x.dtype, meant.fast_accum[1]).view(x.shape)
+        columns = Operand(coded_w.rows.values().mT) if exact else coded_w.columns
+        dx = product(coded.rows, columns, None, x.dtype, meant.fast_accum[1]).view(x.shape)
     if want_w:
-        columns = encode(x, of_x, scale_x, transpose=True, record=meant.calibrating).columns
+        coded_x = encode(x, of_x, scale_x, transpose=True, record=meant.calibrating)
+        columns = Operand(coded_x.rows.values().mT) if exact else coded_x.columns
         dw = product(coded.columns, columns, None, w.dtype, meant.fast_accum[2]).view(w.shape)
     return dx, dw, coded.amax
 
@@ -162,6 +165,11 @@ CODES = "Tensor? data, Tensor? scales, Tensor? data_t, Tensor? scales_t"
 SCALES = "Tensor? scale_x, Tensor? scale_w, Tensor? scale_dy"
 
 
+def _spread_sink(sink: Tensor, count: int) -> Tensor:
+    """Returns the sink (B,) for each index of a batch, (B, count); gradients combine by maximum."""
+    return sink[:, None].repeat(1, count)
+
+
 def _launch(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _forward(*arguments, False)  # type: ignore[call-arg]
 
@@ -175,6 +183,17 @@ fake_quantize_op = define_op(
     derivative=Derivative(
         backward=lambda arguments, _, cotangent: (cotangent.to(arguments[0].dtype), None, None),
         jvp=lambda _, tangents: tangents[0].float(),  # type: ignore[union-attr]
+    ),
+)
+spread_sink_op = define_op(
+    LIBRARY,
+    "spread_sink(Tensor sink, int count) -> Tensor",
+    cpu=_spread_sink,
+    cuda=_spread_sink,
+    fake=_spread_sink,
+    derivative=Derivative(
+        backward=lambda arguments, _, cotangent: (cotangent.amax(1), None),
+        jvp=lambda arguments, tangents: _spread_sink(tangents[0], arguments[1]),  # type: ignore[arg-type]
     ),
 )
 backward_op = define_op(
@@ -193,11 +212,12 @@ matmul_op = define_op(
     cpu=_launch,
     cuda=_launch,
     fake=_launch,
+    spread={6: lambda sink, count: spread_sink_op(sink, count).mT},
     derivative=Derivative(
         _matmul_backward, _matmul_jvp, lambda needs, tracked: (1,) if tracked else _without_gradient(needs)
     ),
 )
 # Operator -> what it consists of, for a trace.
 EXPANSIONS: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
-    {matmul_op: _forward, backward_op: _backward, fake_quantize_op: _fake_quantize}
+    {matmul_op: _forward, backward_op: _backward, fake_quantize_op: _fake_quantize, spread_sink_op: _spread_sink}
 )

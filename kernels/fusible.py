@@ -61,16 +61,14 @@ def _scaled_mm(
     fp8 = {a.dtype, b.dtype} <= set(FP8_MAX)
     if a.device.type != "cpu" or out_dtype != torch.float32 or not (of_rows and fp8) or not (a.numel() and b.numel()):
         return NotImplemented
-    y = _product(a.float(), b.float()) * scale_a * scale_b.mT
+    y = _product(a, b) * scale_a * scale_b.mT
     return y if bias is None else y + bias[:, None].float()
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    if len(a) == 1:
-        return torch.mm(a[0], b[0].mT)[None]
-    if b.stride(0) == 0:  # one matrix for the whole batch
-        return torch.mm(a.flatten(0, 1), b[0].mT).view(*a.shape[:2], b.shape[1])
-    return torch.bmm(a, b.mT)
+    if len(a) == 1 or b.stride(0) == 0:  # one matrix for the whole batch
+        return torch.mm(a.flatten(0, 1).float(), b[0].float().mT).view(*a.shape[:2], b.shape[1])
+    return torch.bmm(a.float(), b.float().mT)
 
 
 # Operator -> the same as operations that can be fused, or NotImplemented, for a trace.

@@ -106,6 +106,11 @@ class MatmulRule:
 
     def __post_init__(self) -> None:
         check_choice(self.backward, "backward", BACKWARDS)
+        if self.weight.hadamard or self.input.hadamard != self.grad_output.hadamard:
+            raise ValueError(
+                "Expected hadamard of input and grad_output alike, which are multiplied, and not of weight, got "
+                f"'{self}'. Set it on both or on none."
+            )
 
     def __str__(self) -> str:
         parts = [f"x: {self.input}", f"w: {self.weight}", f"dy: {self.grad_output}"]

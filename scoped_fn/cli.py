@@ -1,4 +1,4 @@
-"""The command line: ``scoped-fn train``, ``scoped-fn doctor`` and ``scoped-fn tune``."""
+"""The command line: ``scoped-fn train``, ``scoped-fn inspect``, ``scoped-fn doctor`` and ``scoped-fn tune``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import scoped_fn as sf
 from scoped_fn.demo.errors import CommandError, UsageError
 from scoped_fn.demo.gpt import HEAD_WIDTH, GPTConfig
 from scoped_fn.demo.options import TrainOptions
+from scoped_fn.demo.precision import RECIPES, UNQUANTIZED
 
 DESCRIPTION = "A functional compiler for PyTorch: everything that changes lives in one immutable state."
 TRAIN = "Train a small byte-level GPT through scoped_fn.compile, then report losses, speed and a sampled text."
+INSPECT = "Show what a checkpoint of `scoped-fn train`, or a saved state_dict of scoped_fn.Engine, holds."
 DOCTOR = "Show versions, device, and which backends work here, by compiling a small function with each."
-
 TUNE = "Time launch configurations of the FP8 kernels on this GPU and rewrite the table that the library launches by."
 
 
@@ -60,6 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"scoped-fn {sf.__version__}")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     _add_train_options(commands.add_parser("train", help="train a small GPT on real text", description=TRAIN))
+    inspect = commands.add_parser("inspect", help="show what a saved run or model holds", description=INSPECT)
+    inspect.add_argument("file", type=Path, metavar="FILE", help="loaded as data: nothing in it is executed")
     commands.add_parser("doctor", help="show versions, device and which backends work here", description=DOCTOR)
     tune = commands.add_parser("tune", help="tune the FP8 kernels for this GPU", description=TUNE)
     tune.add_argument("--table", type=Path, metavar="FILE", help="the table to rewrite (default: the library's own)")
@@ -77,9 +80,21 @@ def run_command(chosen: argparse.Namespace) -> int:
 
         return run_tune(sys.stdout, chosen.table)
     # Imported here: matplotlib and rich take a second that `--help` and `doctor` need not wait for.
+    if chosen.command == "inspect":
+        from scoped_fn.demo.saved_tables import run_inspect
+
+        return run_inspect(chosen.file)
+    return _run_train(_train_options(chosen))
+
+
+def _run_train(options: TrainOptions) -> int:
+    if options.compare:
+        from scoped_fn.demo.compare import run_comparison
+
+        return run_comparison(options)
     from scoped_fn.demo.job import run_training
 
-    return run_training(_train_options(chosen))
+    return run_training(options)
 
 
 def _add_train_options(parser: argparse.ArgumentParser) -> None:
@@ -90,14 +105,23 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=size, default=default.steps, metavar="N", help="steps in all (default: %(default)s)")
     add("--seed", type=_whole_number(0, below=2**32), default=default.seed, metavar="N", help="default: %(default)s")
     add("--backend", choices=("inductor", "eager"), default=default.backend, help="default: %(default)s")
+    _add_recipe_options(parser)
     add("--text", type=Path, metavar="FILE", help="text to train on (default: the manual that comes with Python)")
     add("--out", type=Path, default=default.out, metavar="FOLDER", help="for the results (default: %(default)s)")
     add("--checkpoint", type=Path, metavar="FILE", help="saved to as the run goes; resumed from where it exists")
-    add("--no-compare", dest="compare", action="store_false", help="do not time torch.compile and eager at the end")
+    add("--no-timing", dest="timing", action="store_false", help="do not time steps at the end")
     add("--batch", type=size, default=default.batch, metavar="N", help="examples in a step (default: %(default)s)")
     add("--context", type=size, default=default.model.context, metavar="N", help="bytes of one (default: %(default)s)")
     add("--layers", type=size, default=default.model.layers, metavar="N", help="of the model (default: %(default)s)")
     add("--width", type=width, default=default.model.width, metavar="N", help="of the model (default: %(default)s)")
+
+
+def _add_recipe_options(parser: argparse.ArgumentParser) -> None:
+    either = parser.add_mutually_exclusive_group()
+    recipe_help = "how matmuls are quantized to FP8 (default: %(default)s)"
+    either.add_argument("--recipe", choices=RECIPES, default=UNQUANTIZED, help=recipe_help)
+    compare_help = "train with every recipe on the same batches; table, picture and numbers side by side"
+    either.add_argument("--compare", action="store_true", help=compare_help)
 
 
 def _whole_number(least: int, *, below: int | None = None, multiple_of: int = 1) -> Callable[[str], int]:

@@ -13,8 +13,9 @@ import torch
 import scoped_fn as sf
 from scoped_fn import cli
 from scoped_fn.demo import job
+from scoped_fn.demo.checkpoint import FORMAT
 
-TINY = ("train", "--backend", "eager", "--no-compare", "--layers", "1", "--width", "32", "--context", "16")
+TINY = ("train", "--backend", "eager", "--no-timing", "--layers", "1", "--width", "32", "--context", "16")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -27,6 +28,7 @@ def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     shown = capsys.readouterr().out
     assert "train a small GPT on real text" in shown
+    assert "show what a saved run or model holds" in shown
     assert "doctor" in shown
 
 
@@ -46,9 +48,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--seed", "-1"], "--seed: Expected a whole number of at least 0 and below 4294967296, got '-1'"),
         (["train", "--width", "40"], "--width: Expected a whole number of at least 32 that 32 divides, got '40'"),
         (["train", "--backend", "cuda"], "--backend: invalid choice: 'cuda'"),
+        (["train", "--recipe", "fp4"], "--recipe: invalid choice: 'fp4' (choose from "),
+        (["train", "--recipe", "block", "--compare"], "--compare: not allowed with argument --recipe"),
+        (["train", "--compare", "--checkpoint", "x.pt"], "Expected --compare without --checkpoint, got both."),
+        (["train", "--no-compare"], "unrecognized arguments: --no-compare"),
         (["train", "--text"], "--text: expected one argument"),
         (["train", "--speed", "9"], "unrecognized arguments: --speed 9"),
         (["doctor", "now"], "unrecognized arguments: now"),
+        (["inspect"], "the following arguments are required: FILE"),
+        (["inspect", "missing.pt"], "got 'missing.pt': No such file or directory."),
     ],
 )
 def test_bad_option(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +76,7 @@ def test_bad_option(arguments: list[str], complaint: str, capsys: pytest.Capture
         ("--checkpoint folder", "Expected a file, got the folder 'folder'."),
         ("--checkpoint short.txt", "Expected a checkpoint of scoped-fn train, got 'short.txt'."),
         ("--checkpoint other.pt", "Expected a checkpoint of scoped-fn train, got 'other.pt'."),
+        ("--checkpoint part.pt", "Expected a checkpoint of scoped-fn train, got 'part.pt'."),
     ],
 )
 def test_bad_file(
@@ -78,6 +87,7 @@ def test_bad_file(
     Path("empty.txt").touch()
     Path("short.txt").write_text("a" * 160)
     torch.save({"weight": torch.zeros(1)}, "other.pt")
+    torch.save({"format": FORMAT, "params": {}}, "part.pt")
     assert cli.main([*TINY, *option.split()]) == 2
     assert complaint in one_line_of_stderr(capsys)
 
@@ -95,6 +105,20 @@ def test_checkpoint_of_other_settings(capsys: pytest.CaptureFixture[str], tmp_pa
     assert cli.main([*run, "--width", "64"]) == 2
     assert "Expected --seed 7 --width 32 as in" in (line := one_line_of_stderr(capsys))
     assert "got --seed 0 --width 64." in line
+
+
+@pytest.mark.parametrize(("first", "then"), [("delayed", "none"), ("none", "delayed"), ("current", "mxfp8")])
+def test_checkpoint_of_another_recipe(
+    first: str, then: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = [*TINY, "--steps", "1", "--out", str(tmp_path), "--checkpoint", str(tmp_path / "run.pt")]
+    assert cli.main([*run, "--recipe", first]) == 0
+    before = (tmp_path / "run.pt").read_bytes()
+    capsys.readouterr()
+    assert cli.main([*run, "--recipe", then]) == 2
+    assert f"Expected --recipe {first} as in" in (line := one_line_of_stderr(capsys))
+    assert f"got --recipe {then}." in line
+    assert (tmp_path / "run.pt").read_bytes() == before
 
 
 def test_backend_that_cannot_compile(

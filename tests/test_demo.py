@@ -1,19 +1,28 @@
 """The training run: its parts against torch and by hand, then whole runs with a tiny model."""
 
+import io
 import json
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import scoped_fn as sf
 from scoped_fn import cli
-from scoped_fn.demo import job, train
+from scoped_fn.demo import compare, job, train
 from scoped_fn.demo.adamw import adamw, init_moments
+from scoped_fn.demo.checkpoint import resume
+from scoped_fn.demo.compare_report import Contender, excess
+from scoped_fn.demo.errors import UsageError
 from scoped_fn.demo.gpt import GPT, GPTConfig
 from scoped_fn.demo.options import TrainOptions
+from scoped_fn.demo.precision import RECIPES, first_state, recipe_of
 from scoped_fn.demo.report import printable
 from scoped_fn.demo.text import Corpus, read_corpus, training_batch, validation_batches
+from scoped_fn.state.fp8_state import init_fp8
 
 SMALL = GPTConfig(layers=2, width=32, context=8)
 TINY = ("train", "--backend", "eager", "--layers", "1", "--width", "32", "--context", "16", "--batch", "4")
@@ -29,7 +38,7 @@ def metrics(folder: Path) -> dict[str, object]:
 
 
 def losses(folder: Path, *options: str) -> list[float]:
-    assert run(folder, "--no-compare", *options) == 0
+    assert run(folder, "--no-timing", *options) == 0
     return list(metrics(folder)["losses"])  # type: ignore[call-overload]
 
 
@@ -189,6 +198,7 @@ def test_a_run_leaves_table_picture_and_metrics(tmp_path: Path, capsys: pytest.C
     assert len(picture) > 10_000
     written = metrics(tmp_path)
     assert written["planned_steps"] == 4
+    assert (written["recipe"], written["scales"]) == ("none", [])
     assert len(written["losses"]) == 4  # type: ignore[arg-type]
     assert set(written["step_ms"]) == {"scoped_fn", "torch.compile", "eager"}  # type: ignore[call-overload]
 
@@ -197,7 +207,7 @@ def test_the_table_shows_markup_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "sample", lambda *_, **__: b"[bold]x[/] [/red]")
-    assert run(tmp_path, "--steps", "1", "--no-compare") == 0
+    assert run(tmp_path, "--steps", "1", "--no-timing") == 0
     assert "[bold]x[/] [/red]" in capsys.readouterr().out
 
 
@@ -282,7 +292,7 @@ def test_ctrl_c_before_the_first_step(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_while_comparing_keeps_the_run(
+def test_ctrl_c_while_timing_keeps_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "compare_steps", interrupt)
@@ -297,6 +307,225 @@ def test_a_run_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     assert run(tmp_path, "--steps", "1") == 0
     assert torch.equal(torch.get_rng_state(), random)
     assert (torch.get_num_threads(), torch.is_grad_enabled()) == (threads, grad)
+
+
+# Recipes.
+
+
+def test_the_names_of_recipes() -> None:
+    kinds = [type(recipe_of(name)) for name in RECIPES]
+    fp8 = (sf.DelayedScaling, sf.Float8CurrentScaling, sf.Float8BlockScaling, sf.MXFP8BlockScaling)
+    assert kinds == [type(None), *fp8]
+    for name in RECIPES:
+        assert [scope.recipe for scope in first_state(3, name).autocast] == [recipe_of(name)][name == "none" :]
+        assert first_state(3, name).key.tolist() == [0, 3]
+
+
+def test_validation_is_in_the_scope_of_training() -> None:
+    options = TrainOptions(backend="eager", recipe="current", batch=4, model=GPTConfig(1, 32, 16))
+    corpus = read_corpus(None, context=16)
+    carry, engine = train.build_engine(options, corpus)
+    assert engine.loss.sites
+    quantized = train.validate(carry, engine, corpus, options)
+    plain = train.validate(replace(carry, state=sf.end_autocast(carry.state)), engine, corpus, options)
+    assert quantized != plain
+    assert quantized == pytest.approx(plain, rel=0.02)
+
+
+def test_delayed_scaling_shows_its_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--steps", "3", "--no-timing", "--recipe", "delayed", "--checkpoint", str(tmp_path / "run.pt"))
+    assert run(tmp_path, *options) == 0
+    shown = capsys.readouterr().out
+    assert "recipe" in shown
+    saved = torch.load(tmp_path / "run.pt", weights_only=True)["fp8"]
+    for row in metrics(tmp_path)["scales"]:  # type: ignore[attr-defined]
+        mine = torch.tensor([role == row["role"] for _, role in saved["columns"]])
+        scale = saved["scale"][mine]
+        assert row["sites"] == 6
+        assert row["scale"] == [scale.min().item(), scale.max().item()]
+        assert row["amax"] == [(newest := saved["amax_history"][-1, mine]).min().item(), newest.max().item()]
+        assert f"FP8, {row['role']}" in shown
+        assert f"scale {scale.min():.3g} to {scale.max():.3g}" in shown
+    assert [row["role"] for row in metrics(tmp_path)["scales"]] == ["input", "weight", "grad_output"]  # type: ignore[attr-defined]
+
+
+def test_a_resumed_run_has_the_scales_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole, parts = ("--checkpoint", str(tmp_path / "whole.pt")), ("--checkpoint", str(tmp_path / "parts.pt"))
+    expected = losses(tmp_path, "--steps", "5", "--recipe", "delayed", *whole)
+    assert losses(tmp_path, "--steps", "2", "--recipe", "delayed", *parts) == expected[:2]
+    half = torch.load(tmp_path / "parts.pt", weights_only=True)
+    assert losses(tmp_path, "--steps", "5", "--recipe", "delayed", *parts) == expected
+    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ("whole.pt", "parts.pt"))
+    assert one["fp8"]["columns"] == other["fp8"]["columns"]
+    for name in ("scale", "amax_history"):
+        assert torch.equal(one["fp8"][name], other["fp8"][name])
+    # The scales have a say: without those of the file the losses are others.
+    half["fp8"] |= {"scale": torch.ones(18), "amax_history": torch.zeros(16, 18)}
+    torch.save(half, tmp_path / "parts.pt")
+    assert losses(tmp_path, "--steps", "5", "--recipe", "delayed", *parts) != expected
+
+
+def test_a_checkpoint_with_scales_of_other_sites() -> None:
+    state = first_state(0, "delayed")
+    state = replace(state, fp8=state.fp8.set(0, init_fp8([("head", "input")], recipe_of("delayed"))))
+    carry = train.Carry(state, {}, init_moments({}), ())
+    content = {"params": {}, "count": 0, "mean": {}, "square": {}, "losses": []}
+    scales = {"columns": [["head", "input"]], "scale": torch.full((1,), 2.0), "amax_history": torch.ones(16, 1)}
+    resumed = resume(carry, {**content, "fp8": scales}).state.fp8[0]
+    assert (resumed.scale.tolist(), resumed.amax_history.sum().item()) == ([2.0], 16.0)
+    for other in (None, {**scales, "columns": [["tail", "input"]]}, {**scales, "amax_history": torch.ones(8, 1)}):
+        with pytest.raises(UsageError, match="Expected scales of the 1 columns of this model in --checkpoint, got"):
+            resume(carry, {**content, "fp8": other})
+
+
+def test_a_checkpoint_from_before_recipes_is_unquantized(tmp_path: Path) -> None:
+    checkpoint = ("--checkpoint", str(tmp_path / "run.pt"))
+    expected = losses(tmp_path, "--steps", "4")
+    losses(tmp_path, "--steps", "2", *checkpoint)
+    saved = torch.load(tmp_path / "run.pt", weights_only=True)
+    del saved["settings"]["recipe"], saved["fp8"]
+    torch.save(saved, tmp_path / "run.pt")
+    assert losses(tmp_path, "--steps", "4", *checkpoint) == expected
+
+
+# Recipes side by side.
+
+
+@dataclass(frozen=True)
+class Compared:
+    folder: Path
+    table: str
+    progress: str
+    content: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    folder, table, progress = tmp_path_factory.mktemp("compared"), io.StringIO(), io.StringIO()
+    with redirect_stdout(table), redirect_stderr(progress):
+        assert run(folder, "--compare", "--steps", "3") == 0
+    content = json.loads((folder / "comparison.json").read_text())
+    return Compared(folder, table.getvalue(), progress.getvalue(), content)
+
+
+def test_comparison_leaves_table_picture_and_numbers(compared: Compared) -> None:
+    assert {path.name for path in compared.folder.iterdir()} == {"comparison.png", "comparison.json"}
+    assert compared.progress.endswith(
+        f"Done; saved {compared.folder}/comparison.png and {compared.folder}/comparison.json.\n"
+    )
+    assert [each["recipe"] for each in compared.content["runs"]] == list(RECIPES)
+    for each in compared.content["runs"]:
+        assert f"{each['recipe']} 3/3  loss " in compared.progress
+        (row,) = (line for line in compared.table.splitlines() if line.startswith(f"│ {each['recipe']} "))
+        for number in (f"{each['final_loss']:.4f}", f"{each['validation_loss']:.4f}", f"{each['step_ms']:.1f}"):
+            assert number in row
+        assert f"{each['saved_bytes'] / 2**20:.2f}" in row
+    for heading in ("final loss", "against none", "validation", "step (ms)", "kept (MiB)", "grad_output"):
+        assert heading in compared.table
+    assert png_height(compared.folder / "comparison.png") == 960  # losses, and scales below
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_compared_run_is_the_run_of_its_recipe(recipe: str, compared: Compared, tmp_path: Path) -> None:
+    (mine,) = (each for each in compared.content["runs"] if each["recipe"] == recipe)
+    assert losses(tmp_path, "--steps", "3", "--recipe", recipe) == mine["losses"]
+    alone = metrics(tmp_path)
+    assert (alone["recipe"], alone["validation_loss"]) == (recipe, mine["validation_loss"])
+    assert alone["scales"] == mine["scales"]
+
+
+def test_losses_of_each_recipe_are_near_the_unquantized_ones(compared: Compared) -> None:
+    none, *quantized = (each["losses"] for each in compared.content["runs"])
+    for found in quantized:
+        assert found == pytest.approx(none, rel=0.02)
+        assert found != none
+
+
+def test_comparison_has_the_excess_of_each_recipe(compared: Compared) -> None:
+    none, *quantized = compared.content["runs"]
+    assert none["excess"] is None
+    for each in quantized:
+        assert each["excess"] == pytest.approx(sum(each["losses"]) / sum(none["losses"]) - 1, abs=1e-12)
+        assert f"{each['excess']:+.2%}" in compared.table
+
+
+def test_quantized_steps_keep_less(compared: Compared) -> None:
+    none, *quantized = (each["saved_bytes"] for each in compared.content["runs"])
+    for kept in quantized:
+        assert 0 < kept < none
+
+
+def test_comparison_follows_the_scales_of_three_sites(compared: Compared) -> None:
+    traces = {each["recipe"]: each["traces"] for each in compared.content["runs"]}
+    assert {recipe for recipe, found in traces.items() if found} == {"delayed"}
+    assert list(traces["delayed"]) == ["blocks.0.attention.qkv", "blocks.0.project", "head"]
+    for roles in traces["delayed"].values():
+        assert [len(roles[role]) for role in ("input", "weight", "grad_output")] == [3, 3, 3]
+        assert max(len({*trace}) for trace in roles.values()) > 1
+
+
+def test_final_loss_is_the_mean_of_the_last_twenty() -> None:
+    contender = Contender("none", 30, (9.0,) * 10 + (1.0,) * 10 + (2.0,) * 10, 0.0, 0.0)
+    assert contender.final_loss == 1.5
+    longer = replace(contender, recipe="block", losses=(3.0,) * 30)
+    assert excess(longer, [contender, longer]) == 1.0
+    assert excess(replace(longer, planned_steps=31), [contender, longer]) is None
+
+
+def test_ctrl_c_in_a_comparison_keeps_what_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = train.learning_rate, iter(range(100))
+    monkeypatch.setattr(train, "learning_rate", lambda step: interrupt() if next(calls) == 4 else original(step))
+    assert run(tmp_path, "--compare", "--steps", "3") == 130
+    output = capsys.readouterr()
+    assert output.err.splitlines()[-1].startswith("Interrupted after 1 of 5 runs; saved ")
+    assert "delayed (1/3)" in output.out
+    none, delayed = json.loads((tmp_path / "comparison.json").read_text())["runs"]
+    assert (len(none["losses"]), len(delayed["losses"])) == (3, 1)
+    assert (none["step_ms"], delayed["excess"]) == (None, None)
+    assert delayed["validation_loss"] is not None
+
+
+def test_ctrl_c_while_a_comparison_compiles_leaves_out_the_scales(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = compare.compile_run
+    monkeypatch.setattr(
+        compare,
+        "compile_run",
+        lambda options, *rest: (original if options.recipe == "none" else interrupt)(options, *rest),
+    )
+    assert run(tmp_path, "--compare", "--steps", "1") == 130
+    assert "Interrupted after 1 of 5 runs; saved " in capsys.readouterr().err
+    assert png_height(tmp_path / "comparison.png") == 540
+
+
+def test_ctrl_c_before_a_comparison_has_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "learning_rate", interrupt)
+    assert run(tmp_path, "--compare") == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "scoped-fn: interrupted."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_a_comparison_is_timed_keeps_all_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "RECIPES", ("none", "current"))
+    monkeypatch.setattr(compare, "median_ms", interrupt)
+    assert run(tmp_path, "--compare", "--steps", "1") == 130
+    assert "Interrupted after 2 of 2 runs" in capsys.readouterr().err
+    runs = json.loads((tmp_path / "comparison.json").read_text())["runs"]
+    assert [(each["recipe"], each["step_ms"]) for each in runs] == [("none", None), ("current", None)]
+
+
+def png_height(path: Path) -> int:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 10_000
+    return int.from_bytes(content[20:24], "big")
 
 
 def interrupt(*_: object, **__: object) -> float:

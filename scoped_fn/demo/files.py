@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from scoped_fn.demo.compare_picture import draw_comparison
+from scoped_fn.demo.compare_report import Contender, write_comparison
 from scoped_fn.demo.errors import UsageError
 from scoped_fn.demo.options import TrainOptions
 from scoped_fn.demo.report import Summary, draw_losses, write_metrics
@@ -22,6 +25,14 @@ def make_folders(options: TrainOptions) -> None:
     _make_folder(options.checkpoint.parent, "--checkpoint")
     if options.checkpoint.is_dir():
         raise UsageError(f"Expected a file, got the folder '{options.checkpoint}'. Check --checkpoint.")
+
+
+def write_comparison_files(contenders: Sequence[Contender], options: TrainOptions) -> str:
+    """Writes picture and numbers of a comparison; returns the names of both, for a sentence."""
+    picture, numbers = options.out / "comparison.png", options.out / "comparison.json"
+    draw_comparison(picture, contenders)
+    write_comparison(numbers, contenders, options)
+    return f"{picture} and {numbers}"
 
 
 def write_files(summary: Summary, options: TrainOptions) -> str:

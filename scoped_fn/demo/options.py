@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scoped_fn.demo.gpt import GPTConfig
+from scoped_fn.demo.precision import UNQUANTIZED
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,12 @@ class TrainOptions:
         steps: Steps in the whole run, those of a resumed checkpoint included.
         seed: Seeds weights, batches and the sampled text; below 2**32.
         backend: ``"inductor"`` or ``"eager"``.
+        recipe: How matmuls are quantized, one of `RECIPES`; "none" for not at all.
         out: Folder for the loss curve and the metrics.
         checkpoint: File to resume from and save to, or None.
         text: File to train on, or None for Python's own manual.
-        compare: Whether to time the step of torch.compile and eager as well.
+        compare: Whether to train with every recipe, one after the other, instead of one.
+        timing: Whether to time steps at the end.
         batch: Examples B in one step.
         model: Size of the model; its context T is the length of one example.
     """
@@ -27,10 +30,12 @@ class TrainOptions:
     steps: int = 600
     seed: int = 0
     backend: str = "inductor"
+    recipe: str = UNQUANTIZED
     out: Path = Path("runs/train")
     checkpoint: Path | None = None
     text: Path | None = None
-    compare: bool = True
+    compare: bool = False
+    timing: bool = True
     batch: int = 16
     model: GPTConfig = field(default_factory=GPTConfig)
 

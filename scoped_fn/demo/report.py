@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from scoped_fn.demo.precision import UNQUANTIZED, RoleScales
 
 NEIGHBOURS = 10
 
@@ -21,6 +24,7 @@ class Summary:
     Attributes:
         seed: The run's seed.
         backend: The backend that ran it.
+        recipe: How matmuls were quantized; "none" for not at all.
         planned_steps: Steps asked for.
         losses: The loss of each step, those of a resumed checkpoint included.
         compile_s: Seconds of compiling.
@@ -29,10 +33,12 @@ class Summary:
         validation_loss: Mean loss over the validation text after the last step; None where not measured.
         sample: Text the model wrote.
         step_ms: Median milliseconds of a forward and backward by contestant; empty where not measured.
+        scales: Amaxes and scales by role after the last step; empty where the recipe remembers none.
     """
 
     seed: int
     backend: str
+    recipe: str
     planned_steps: int
     losses: tuple[float, ...]
     compile_s: float
@@ -41,6 +47,7 @@ class Summary:
     validation_loss: float | None = None
     sample: str = ""
     step_ms: dict[str, float] = field(default_factory=dict)
+    scales: tuple[RoleScales, ...] = ()
 
 
 def printable(content: bytes) -> str:
@@ -73,7 +80,7 @@ def draw_losses(path: Path, summary: Summary) -> None:
     steps = range(1, len(summary.losses) + 1)
     axes.plot(steps, summary.losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
     axes.plot(
-        steps, _smoothed(summary.losses), color="tab:blue", linewidth=2, label=f"mean of {2 * NEIGHBOURS + 1} steps"
+        steps, smoothed(summary.losses), color="tab:blue", linewidth=2, label=f"mean of {2 * NEIGHBOURS + 1} steps"
     )
     if summary.validation_loss is not None:
         label = f"validation after the last step: {summary.validation_loss:.2f}"
@@ -88,6 +95,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     made, planned = len(summary.losses), summary.planned_steps
     speed = f"{summary.training_s:.1f} s, {summary.tokens_per_second:,.0f} tokens per second"
     rows = [
+        ("recipe", summary.recipe if summary.recipe != UNQUANTIZED else f"{UNQUANTIZED} (unquantized)"),
         ("steps", f"{made}" if made >= planned else f"{made} of {planned}"),
         ("first loss", _loss(summary.losses[0])),
         ("last loss", _loss(summary.losses[-1])),
@@ -95,6 +103,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         ("compile time", f"{summary.compile_s:.1f} s ({summary.backend})"),
         ("training time", speed if summary.tokens_per_second else "no step was left to make"),
     ]
+    rows += [(f"FP8, {each.role}", str(each)) for each in summary.scales]
     for name, milliseconds in summary.step_ms.items():
         ratio = summary.step_ms["scoped_fn"] / milliseconds
         against = "" if name == "scoped_fn" else f" (scoped_fn takes {ratio:.2f}x)"
@@ -106,7 +115,7 @@ def _loss(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.3f} nats per byte"
 
 
-def _smoothed(losses: tuple[float, ...]) -> list[float]:
+def smoothed(losses: Sequence[float]) -> list[float]:
     """Returns for each step the mean over as many steps before as after, so that it does not lag behind the fall."""
     last = len(losses) - 1
     reaches = (min(NEIGHBOURS, step, last - step) for step in range(len(losses)))

@@ -16,6 +16,7 @@ import scoped_fn as sf
 from scoped_fn.demo.adamw import Moments, Tensors, adamw, init_moments
 from scoped_fn.demo.gpt import GPT
 from scoped_fn.demo.options import TrainOptions
+from scoped_fn.demo.precision import first_state
 from scoped_fn.demo.text import Corpus, training_batch, validation_batches
 
 Step = Callable[..., tuple[sf.CompilerState, tuple[Tensor, Tensors]]]
@@ -31,7 +32,7 @@ class Carry:
     """All that a training step changes.
 
     Attributes:
-        state: The compiler's state.
+        state: The compiler's state, in the scope of the recipe where there is one; with its scales, if it keeps any.
         params: The model's parameters by name.
         moments: The optimizer's moments.
         losses: The loss of each step so far, in nats a byte.
@@ -66,7 +67,8 @@ def build_engine(options: TrainOptions, corpus: Corpus) -> tuple[Carry, Engine]:
     batch = first_batch(options, corpus)
     started = time.perf_counter()
     with torch.no_grad():  # without gradients `compile` builds the inference graph
-        state, loss = sf.compile(sf.init_state(key=options.seed), model, batch, backend=options.backend, name="gpt")
+        state = first_state(options.seed, options.recipe)
+        state, loss = sf.compile(state, model, batch, backend=options.backend, name="gpt")
     step = sf.value_and_grad(loss)
     params = {name: value.detach().clone() for name, value in loss.params.items()}
     step(state, params, *batch)  # the joint graph compiles at its first call; what the call returns is not needed

@@ -42,6 +42,23 @@ class Outer(nn.Module):
         return self.lm_head(self.inner(x))
 
 
+class Written(nn.Module):
+    """A layer of one's own, whose weight is transposed or cast on the way."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.weight = form, nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.form == "transposed":
+            return x @ self.weight.T
+        return F.linear(x.bfloat16(), self.weight.to(torch.bfloat16))
+
+
+def written(form: str) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.ReLU(), Written(form))
+
+
 def argument(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w)
 
@@ -57,6 +74,8 @@ NAMES: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...], tuple[str
     "tied": (Tied, ((3, 8),), ("first", "second")),
     "twice": (Twice, ((3, 8),), ("fc",)),
     "adapted": (LowRank, ((3, 8),), ("base", "a", "b")),
+    "transposed": (written("transposed"), ((3, 8),), ("1",)),
+    "cast": (written("cast"), ((3, 8),), ("1",)),
     "argument": (lambda: argument, ((3, 8), (4, 8)), ("w",)),
     "two arguments": (lambda: two_arguments, ((3, 8), (8, 4), (4, 2)), ("first", "second")),
 }

@@ -1,0 +1,107 @@
+"""One training run: compiled, then stepped until it is done or stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from scoped_fn.demo.checkpoint import save_checkpoint
+from scoped_fn.demo.errors import CommandError, first_line
+from scoped_fn.demo.options import TrainOptions
+from scoped_fn.demo.screen import counted_phase, phase
+from scoped_fn.demo.text import Corpus
+from scoped_fn.demo.train import Carry, Engine, build_engine, train
+
+INTERRUPTED = 130
+CHECKPOINT_EVERY_S = 30.0
+
+Watch = Callable[[Carry], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same during a run: its options, its text, the compiled model, and where progress is shown."""
+
+    options: TrainOptions
+    corpus: Corpus
+    engine: Engine
+    progress: Console
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far training came.
+
+    Attributes:
+        carry: The run after its last whole step.
+        steps: Number of steps made now, without those of a resumed checkpoint.
+        training_s: Seconds that they took.
+        interrupted: Whether Ctrl-C ended them.
+    """
+
+    carry: Carry
+    steps: int
+    training_s: float
+    interrupted: bool
+
+
+def compile_run(options: TrainOptions, corpus: Corpus, progress: Console, description: str) -> tuple[Carry, Job]:
+    """Returns the run before its first step, compiled.
+
+    Raises:
+        CommandError: The backend cannot compile on this machine.
+    """
+    with phase(progress, description), _failure_in_one_line(options.backend):
+        carry, engine = build_engine(options, corpus)
+    return carry, Job(options, corpus, engine, progress)
+
+
+def train_until_stopped(
+    carry: Carry, job: Job, *, description: str = "training", watch: Watch | None = None
+) -> Outcome:
+    """Makes the steps that are left, and saves checkpoints.
+
+    Args:
+        carry: Where to begin.
+        job: The run.
+        description: What the progress bar calls it.
+        watch: Called with the run after each step.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C before the first step.
+    """
+    options, resumed_at, interrupted = job.options, len(carry.losses), False
+    started = saved_at = time.perf_counter()
+    try:
+        with counted_phase(job.progress, description, done=resumed_at, total=options.steps) as advance:
+            for after_step in train(carry, job.engine.step, job.corpus, options):
+                carry = after_step  # all of a step or nothing: Ctrl-C cannot leave a half-made one
+                now = time.perf_counter()
+                rate = options.tokens_per_step * (len(carry.losses) - resumed_at) / (now - started)
+                advance(len(carry.losses), f"loss {carry.losses[-1]:.3f}  {rate:,.0f} tokens/s")
+                if watch is not None:
+                    watch(carry)
+                if now - saved_at > CHECKPOINT_EVERY_S:
+                    save_checkpoint(carry, options)
+                    saved_at = now
+    except KeyboardInterrupt:
+        if not carry.losses:
+            raise
+        interrupted = True
+    return Outcome(carry, len(carry.losses) - resumed_at, time.perf_counter() - started, interrupted)
+
+
+@contextmanager
+def _failure_in_one_line(backend: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        reason = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
+        raise CommandError(
+            f"Expected a backend that compiles here, got '{backend}': {reason}. "
+            "Run `scoped-fn doctor` to see which do; `--backend eager` needs no compiler."
+        ) from error
