@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scoped_fn._compiled import check_state
 from scoped_fn._errors import SpecError
+from scoped_fn._state_check import check_state
 from scoped_fn.recipes import Recipe
 from scoped_fn.state import AutocastScope, CompilerState, pop_scope, push_scope
 

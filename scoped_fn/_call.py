@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from scoped_fn._fp8_plan import ScopeKey, Weights, scope_key
-from scoped_fn._fp8_results import current_fp8, with_results
+from scoped_fn._fp8_plan import AMAX, SINK, ScopeKey
+from scoped_fn._fp8_results import with_columns, with_results
 from scoped_fn._quantized_params import QuantizedParams
 from scoped_fn._runtime import Memo, Variant
 from scoped_fn._structure import Structure
-from scoped_fn.stages.autocast import Sites, find_sites, rewrite, with_columns
+from scoped_fn.stages.autocast import Sites, find_sites, rewrite
 from scoped_fn.stages.captured import Captured
-from scoped_fn.state import AutocastScope, CompilerState, active_scope
+from scoped_fn.state import CompilerState, active_scope
+from scoped_fn.state.fp8_state import selected
 
 
 @dataclass(eq=False, slots=True)
@@ -23,12 +24,14 @@ class Call:
 
     Attributes:
         owner: The function's token.
-        state: The state it was given; with more FP8 columns, if code for the call needs them.
+        given: The state it was given.
+        state: The same, with the FP8 columns that code for the call takes.
         tensors: Parameters, buffers, inputs; in FP8 also scales and sinks, and quantized weights.
         structure: Of the inputs, with the autocast scope.
     """
 
     owner: int
+    given: CompilerState
     state: CompilerState
     tensors: list[torch.Tensor]
     structure: Structure
@@ -44,51 +47,68 @@ class Call:
         scope = self.scope
         return len(self.tensors) - scope.extras + 1 if scope is not None and scope.columns else None
 
-    def in_fp8(self, captured: Captured, *, record: bool) -> Captured:
-        """Returns the graph of this call in FP8 if a scope is on; gives the state the columns that it needs.
+    def fit(self, memo: Memo, captured: Captured) -> Sites | None:
+        """Returns the sites of this call if a scope is on; gives the call the columns of scales that it lacks.
 
         Args:
+            memo: Where they are remembered.
             captured: The graph of this call.
-            record: Whether amaxes are wanted.
         """
         scope = active_scope(self.state)
         if scope is None:
-            return captured
-        sites = find_sites(captured, scope)
-        self._fit(scope, sites)
-        extras = self.tensors[len(self.tensors) - self.structure.scope.extras :]
-        return rewrite(captured, sites, self.structure.scope, extras, record=record or scope.calibrating)
+            return None
+        sites, key = find_sites(captured, scope), self.structure.scope
+        plan = sites.plan
+        if not set(plan.columns) <= set(key.columns):
+            plain = replace(self.structure, scope=None)
+            kind = memo.learn(plain, key._replace(columns=()), plan.columns, plan.request)
+            self.state = with_columns(self.state, self.owner, kind.columns, plan.request, sites.device)
+            inputs = len(self.tensors) - key.extras
+            codes = self.tensors[inputs + (2 if key.columns else 0) :]
+            scales = selected(self.state.fp8[self.owner], kind.columns)
+            self.tensors, self.structure = [*self.tensors[:inputs], *scales, *codes], kind.structure
+        return sites
 
-    def _fit(self, scope: AutocastScope, sites: Sites) -> None:
-        """Gives the state the columns that it lacks."""
+    def in_fp8(self, captured: Captured, sites: Sites | None, *, record: bool) -> Captured:
+        """Returns the graph of this call in FP8 if a scope is on.
+
+        Args:
+            captured: The graph of this call.
+            sites: Its sites, from `fit`.
+            record: Whether amaxes are wanted.
+        """
+        if sites is None:
+            return captured
         key: ScopeKey = self.structure.scope
-        if set(sites.plan.columns) <= set(key.columns):
-            return
-        self.state = with_columns(self.state, self.owner, scope, sites)
-        held = self.state.fp8[self.owner]
-        inputs = len(self.tensors) - key.extras
-        codes = self.tensors[inputs + (2 if key.columns else 0) :]
-        self.tensors = [*self.tensors[:inputs], held.scale, held.grad_sink, *codes]
-        self.structure = replace(self.structure, scope=key._replace(columns=held.columns))
+        extras = self.tensors[len(self.tensors) - key.extras :]
+        return rewrite(captured, sites, key, extras, record=record or key.scope.calibrating)
 
     def next_state(self, variant: Variant, results: Any) -> CompilerState:
-        """Returns the state with the buffers and amaxes that came back; the same state if there are none."""
-        if not variant.new_buffers:
-            return self.state
-        results = results[variant.num_outputs : variant.num_outputs + len(variant.new_buffers)]
-        return with_results(self.state, self.owner, variant.new_buffers, results, variant.request)
+        """Returns the state with the buffers and amaxes that came back; the one that was given if there are none."""
+        names = variant.new_buffers
+        if not names:
+            return self.given
+        results = results[variant.num_outputs : variant.num_outputs + len(names)]
+        records = AMAX in names or SINK in names
+        columns = self.structure.scope.columns if records else ()
+        return with_results(self.state if records else self.given, self.owner, columns, names, results)
 
 
-def fp8_inputs(
-    memo: Memo, state: CompilerState, owner: int, structure: Structure, params: Any
-) -> tuple[Structure, list[torch.Tensor]]:
-    """Returns the structure of a call with the autocast scope, and the tensors that follow its inputs."""
-    scope = active_scope(state)
+def in_scope(memo: Memo, call: Call, params: Any) -> None:
+    """Gives a call what its innermost scope adds: the scope in the structure, and tensors that follow the inputs."""
+    scope = active_scope(call.state)
     if scope is None:
-        return structure, []
-    held = current_fp8(state, owner)
-    columns, extras = (held.columns, [held.scale, held.grad_sink]) if held and held.columns else ((), [])
-    weights: Weights = ()
-    if isinstance(params, QuantizedParams) and not scope.calibrating:
-        weights, extras = params.key, [*extras, *params.tensors]
-    return memo.scoped(structure, scope, (columns, weights), lambda: scope_key(scope, columns, weights)), extras
+        return
+    quantized = isinstance(params, QuantizedParams) and not scope.calibrating
+    key = memo.scope_key(scope, params.key if quantized else ())
+    kind = memo.fp8_kind(call.structure, key)
+    call.structure = kind.structure
+    if kind.columns:
+        call.state = with_columns(call.state, call.owner, kind.columns, kind.request, _device(call.tensors))
+        call.tensors += selected(call.state.fp8[call.owner], kind.columns)
+    if quantized:
+        call.tensors += params.tensors
+
+
+def _device(tensors: list[torch.Tensor]) -> torch.device | None:
+    return next((tensor.device for tensor in tensors if tensor.is_floating_point()), None)

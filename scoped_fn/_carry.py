@@ -8,7 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8_results import restaged, staged_since, unstaged
+from scoped_fn._fp8_results import staged_since, with_staged, without_staged
 from scoped_fn._torch.levels import innermost_level
 from scoped_fn._torch.wrapped import is_at
 from scoped_fn._transforms import StatefulFn
@@ -59,11 +59,11 @@ def vmap(
         def one(*args: Any) -> Any:
             state_after, out = fn(state, *args, **kwargs)
             staged = staged_since(state, state_after)
-            after.append(_shared(unstaged(state, state_after)))
+            after.append(_shared(without_staged(state, state_after)))
             return staged, out
 
         staged, out = torch.vmap(one, dims, (0, out_dims), **options)(*args)
-        return restaged(after[-1], {owner: row.amax(0) for owner, row in staged.items()}), out
+        return with_staged(after[-1], staged), out
 
     return mapped
 

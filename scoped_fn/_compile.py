@@ -8,8 +8,9 @@ import torch
 
 from scoped_fn._backends import Backend, check_backend
 from scoped_fn._chain import Training, compile_captured
-from scoped_fn._compiled import CompiledFn, check_state, normal_mode
+from scoped_fn._compiled import CompiledFn, normal_mode
 from scoped_fn._plan import Plan
+from scoped_fn._state_check import check_state
 from scoped_fn.passes import Passes
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.assemble import assemble_inference, assemble_training

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from scoped_fn import _specialize
-from scoped_fn._call import Call, fp8_inputs
+from scoped_fn._call import Call, in_scope
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import Graph
 from scoped_fn._inline import inlined
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
 from scoped_fn._specs import plain
+from scoped_fn._state_check import check_state
 from scoped_fn._structure import Structure, flatten
 from scoped_fn._torch.dual import in_transform
 from scoped_fn._torch.levels import at_level, in_vmap, transforms_active
@@ -173,16 +174,16 @@ class CompiledFn:
             held += _specialize.buffers_of(self, state)
         inputs, structure = self._inputs(args, kwargs)
         tensors = [*held, *inputs]
-        if state.autocast:
-            structure, extras = fp8_inputs(self._memo, state, self.owner, structure, params)
-            tensors += extras
         try:
             if any(t.is_neg() or t.is_conj() or is_dead(t) for t in tensors):
                 tensors = [plain(t) if t.is_neg() or t.is_conj() else alive(t) for t in tensors]
         except AttributeError:
             _specialize.check_held(source, held)
             raise
-        return Call(self.owner, state, tensors, structure)
+        call = Call(self.owner, state, state, tensors, structure)
+        if state.autocast:
+            in_scope(self._memo, call, params)
+        return call
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Structure]:
         if kwargs or not all(type(arg) in PLAIN_TYPES for arg in args):
@@ -207,15 +208,6 @@ def ordered_params(fn: CompiledFn, params: Any) -> list[torch.Tensor]:
         except KeyError:
             pass
     return _specialize.resolve_params(fn, params)
-
-
-def check_state(state: Any) -> None:
-    """Raises `SpecError` unless `state` is a `CompilerState`."""
-    if not isinstance(state, CompilerState):
-        raise SpecError(
-            f"Expected a CompilerState as the first argument, got a {type(state).__name__}. "
-            "Start with state = sf.init_state() and pass on the state that each call returns."
-        )
 
 
 @contextmanager

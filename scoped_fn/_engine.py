@@ -15,8 +15,9 @@ from scoped_fn._backends import Backend
 from scoped_fn._compile import compile
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
+from scoped_fn._fp8_results import without_staged
 from scoped_fn._scales import update_scales
-from scoped_fn._sinks import stage_gradients, watch_gradients
+from scoped_fn._sinks import lacks_sinks, stage_gradients, watch_gradients
 from scoped_fn.recipes import Recipe
 from scoped_fn.state import CompilerState, Fp8State, init_state, set_buffers
 
@@ -85,40 +86,46 @@ class Engine(nn.Module):
 
     def _with_scales(self, state: CompilerState, fn: CompiledFn) -> CompilerState:
         """Returns the state in which a function of another mode has the scales that the engine has by now."""
-        held = next((state.fp8[f.owner] for f in self._functions.values() if f.owner in state.fp8), None)
+        held = self._held()
         return state if held is None else replace(state, fp8=state.fp8.set(fn.owner, held))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the model returns; amaxes are recorded where gradients are wanted."""
-        fn = self.fn
+        fn, params = self.fn, dict(self.model.named_parameters())
         state = self._with_buffers(fn)
-        others = [f.owner for f in self._functions.values() if f is not fn]
-        if torch.is_grad_enabled():
-            state, sinks = watch_gradients(state)
-            for owner, sink in sinks.items():
-                if owner == fn.owner:
-                    sink.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                        lambda sink, owner=owner: self._stage(owner, sink)
-                    )
-        after, out = fn(state, dict(self.model.named_parameters()), *args, **kwargs)
+        watched, after, out = self._call(fn, state, params, args, kwargs)
+        if lacks_sinks(watched, after):  # a new kind of call: now the columns of its gradients are known
+            _, after, out = self._call(fn, without_staged(state, after), params, args, kwargs)
         self.state = stage_gradients(after, {owner: held.grad_sink.detach() for owner, held in after.fp8.items()})
-        self._share(fn.owner, others)
+        self._share(fn.owner)
         self._write_buffers(fn)
         return out
+
+    def _call(
+        self, fn: CompiledFn, state: CompilerState, params: dict[str, Any], args: Any, kwargs: Any
+    ) -> tuple[CompilerState, CompilerState, Any]:
+        """Returns the state that went in, with sinks that autograd follows, the one that came out, and the result."""
+        if torch.is_grad_enabled():
+            state, sinks = watch_gradients(state)
+            if fn.owner in sinks:
+                sinks[fn.owner].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda sink: self._stage(fn.owner, sink)
+                )
+        return state, *fn(state, params, *args, **kwargs)
 
     def _stage(self, owner: int, sink: torch.Tensor) -> None:
         """Takes the amaxes of gradients from a backward that ran just now."""
         if owner in self.state.fp8:
             self.state = stage_gradients(self.state, {owner: sink})
-            self._share(owner, [f.owner for f in self._functions.values() if f.owner != owner])
+            sink.grad = None  # a second backward through the same graph would be added to it
+            self._share(owner)
 
-    def _share(self, owner: int, others: Sequence[int]) -> None:
-        """Gives the functions of other modes the same scales."""
+    def _share(self, owner: int) -> None:
+        """Gives the functions of all modes the scales of one."""
         fp8 = self.state.fp8
-        if owner in fp8 and others:
-            for other in others:
-                fp8 = fp8.set(other, fp8[owner])
-            self.state = replace(self.state, fp8=fp8)
+        if owner in fp8:
+            shared = {f.owner: fp8[owner] for f in self._functions.values()}
+            self.state = replace(self.state, fp8=type(fp8)({**fp8, **shared}))
 
     def _with_buffers(self, fn: CompiledFn) -> CompilerState:
         buffers = fn.captured.source.buffers
@@ -133,6 +140,14 @@ class Engine(nn.Module):
             for name, value in self.state.buffers.get(fn.owner, {}).items():
                 now[name].copy_(value)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Engine:
+        """Moves the model; its FP8 scales go to the same device and stay in float32."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.zeros(1)).device
+        fp8 = {owner: held.to(device) for owner, held in self.state.fp8.items()}
+        self.state = replace(self.state, fp8=type(self.state.fp8)(fp8))
+        return self
+
     def end_step(self) -> None:
         """Ends a step: FP8 scales follow the amaxes that were recorded since the last one."""
         self.state = update_scales(self.state)
@@ -146,11 +161,15 @@ class Engine(nn.Module):
 
     def get_fp8_tensors(self) -> dict[str, torch.Tensor]:
         """Returns the FP8 scales as `state_dict` holds them; empty where there are none."""
-        held = self.state.fp8.get(self.fn.owner)
+        held = self._held()
         if held is None:
             return {}
         columns = torch.frombuffer(bytearray(json.dumps(held.columns).encode()), dtype=torch.uint8)
         return dict(zip(FP8_KEYS, (held.scale, held.amax_history, columns), strict=True))
+
+    def _held(self) -> Fp8State | None:
+        fp8 = self.state.fp8
+        return next((fp8[f.owner] for f in self._functions.values() if f.owner in fp8), None)
 
     def set_fp8_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes what `get_fp8_tensors` gave.
@@ -158,7 +177,7 @@ class Engine(nn.Module):
         Raises:
             SpecError: The tensors are of another model or recipe.
         """
-        held = self.state.fp8.get(self.fn.owner)
+        held = self._held()
         if held is None or set(tensors) != set(FP8_KEYS):
             raise SpecError(
                 f"Expected {', '.join(FP8_KEYS) if held else 'no FP8 scales'}, got {', '.join(tensors) or 'none'}. "

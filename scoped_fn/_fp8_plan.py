@@ -12,7 +12,8 @@ from scoped_fn.recipes import CustomRecipe, DelayedScalingRequest
 from scoped_fn.state import AutocastScope
 
 ROLES = ("input", "weight", "grad_output")
-AMAX, SINK = "fp8.amax", "fp8.grad_sink"
+# No buffer can have such names: a module has no part without a name.
+AMAX, SINK, SCALE = ".fp8.amax", ".fp8.grad_sink", ".fp8.scale"
 Column = tuple[str, str]
 Weights = tuple[tuple[str, int, str], ...]
 
@@ -22,7 +23,7 @@ class ScopeKey(NamedTuple):
 
     Attributes:
         scope: The scope, without what concerns the update of scales alone.
-        columns: The columns of the owner's scales.
+        columns: The columns whose scales the code takes.
         weights: Sites whose weights come quantized, how many tensors each of them is, and how it was quantized.
     """
 
@@ -38,7 +39,9 @@ class ScopeKey(NamedTuple):
 
 def scope_key(scope: AutocastScope, columns: tuple[Column, ...], weights: Weights = ()) -> ScopeKey:
     """Returns the key of a scope."""
-    return ScopeKey(replace(scope, recipe=scope.recipe.graph_part, group=None), columns, weights)
+    skip = tuple(sorted(set(scope.skip)))
+    plain = replace(scope, recipe=scope.recipe.graph_part, group=None, skip=skip, enabled=True)
+    return ScopeKey(plain, columns, weights)
 
 
 def check_weights(weights: Weights, rules: Mapping[str, MatmulRule]) -> None:

@@ -1,4 +1,4 @@
-"""What a call in FP8 gives back to the state."""
+"""What a call in FP8 takes from the state, and gives back to it."""
 
 from __future__ import annotations
 
@@ -8,63 +8,84 @@ from typing import Any
 
 import torch
 
-from scoped_fn._fp8_plan import AMAX, SINK
+from scoped_fn._fp8_plan import AMAX, SINK, Column
 from scoped_fn.state import CompilerState, Fp8State, FrozenDict, active_scope
-from scoped_fn.state.fp8_state import extend_fp8, follow_recipe, init_fp8, stage_amax
+from scoped_fn.state.fp8_state import needed_fp8, stage_amax, with_sinks
 
 
-def current_fp8(state: CompilerState, owner: int, request: Any = None) -> Fp8State | None:
-    """Returns the scales of an owner, as the recipe of the scope on top has them.
+def with_columns(
+    state: CompilerState,
+    owner: int,
+    columns: Sequence[Column],
+    request: Any = None,
+    device: torch.device | None = None,
+) -> CompilerState:
+    """Returns the state whose scales of an owner are as the innermost scope has them, with every one of the columns.
 
     Args:
-        state: Any state.
+        state: A state whose innermost scope is on.
         owner: A token.
-        request: What scales are updated by, where a custom recipe says so.
+        columns: What is needed.
+        request: What scales are updated by, where a custom recipe says so and not the scope.
+        device: Where new scales go.
     """
-    held, scope = state.fp8.get(owner), active_scope(state)
-    if held is None or scope is None:
-        return held
-    recipe = scope.recipe.delayed or request
-    return held if recipe is None else follow_recipe(held, recipe)
+    scope, held = active_scope(state), state.fp8.get(owner)
+    if scope is None or not columns:
+        return state
+    new = needed_fp8(held, columns, scope.recipe.delayed or request, device)
+    return state if new is held else replace(state, fp8=state.fp8.set(owner, new))
 
 
 def with_results(
-    state: CompilerState, owner: int, names: Sequence[str], results: Sequence[torch.Tensor], request: Any
+    state: CompilerState, owner: int, columns: Sequence[Column], names: Sequence[str], results: Sequence[torch.Tensor]
 ) -> CompilerState:
-    """Returns the state with the buffers, amaxes and sinks that came back under these names."""
+    """Returns the state with the buffers, amaxes and sinks that came back under these names.
+
+    Args:
+        state: The state of the call.
+        owner: A token.
+        columns: The columns that amaxes and sinks are of.
+        names: What each result is.
+        results: Tensors.
+    """
     new = dict(zip(names, results, strict=False))
-    amax, sink = new.pop(AMAX, None), new.pop(SINK, None)
+    amax, sinks = new.pop(AMAX, None), new.pop(SINK, None)
     if new:
         buffers = FrozenDict({**state.buffers[owner], **new})
         state = replace(state, buffers=state.buffers.set(owner, buffers))
-    if amax is None and sink is None:
+    if amax is None and sinks is None:
         return state
-    held = current_fp8(state, owner, request)
-    assert held is not None
-    held = held if amax is None else stage_amax(held, amax)
-    held = held if sink is None else replace(held, grad_sink=sink)
+    held: Fp8State = state.fp8[owner]
+    held = held if amax is None else stage_amax(held, amax, columns)
+    held = held if sinks is None else with_sinks(held, sinks, columns)
     return replace(state, fp8=state.fp8.set(owner, held))
 
 
-def staged_since(before: CompilerState, after: CompilerState) -> dict[int, torch.Tensor]:
-    """Returns the staged amaxes (n,) of the owners whose scales are other objects now."""
-    return {owner: held.amax_history[0] for owner, held in after.fp8.items() if held is not before.fp8.get(owner)}
+Staged = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
-def unstaged(before: CompilerState, after: CompilerState) -> CompilerState:
+def staged_since(before: CompilerState, after: CompilerState) -> Staged:
+    """Returns the staged amaxes (n,) and the sinks of the owners whose scales are other objects now."""
+    changed = {owner: held for owner, held in after.fp8.items() if held is not before.fp8.get(owner)}
+    return {owner: (held.amax_history[0], held.grad_sink) for owner, held in changed.items()}
+
+
+def without_staged(before: CompilerState, after: CompilerState) -> CompilerState:
     """Returns the state after, with nothing staged since the one before."""
     fp8 = after.fp8
     for owner, held in after.fp8.items():
         old = before.fp8.get(owner)
         if held is not old:
-            old = init_fp8(held.columns, held.recipe, held.scale.device) if old is None else old
-            fp8 = fp8.set(owner, extend_fp8(follow_recipe(old, held.recipe), held.columns))
+            fp8 = fp8.set(owner, needed_fp8(old, held.columns, held.recipe, held.scale.device))
     return after if fp8 is after.fp8 else replace(after, fp8=fp8)
 
 
-def restaged(state: CompilerState, amaxes: dict[int, torch.Tensor]) -> CompilerState:
-    """Returns the state with amaxes (n,) staged, by owner."""
+def with_staged(state: CompilerState, staged: Staged) -> CompilerState:
+    """Returns the state with amaxes (indices, n) and sinks (indices, sinks) of a mapped call.
+
+    The first index's sinks stand for all: their gradient is the maximum over the indices.
+    """
     fp8 = state.fp8
-    for owner, amax in amaxes.items():
-        fp8 = fp8.set(owner, stage_amax(fp8[owner], amax))
-    return replace(state, fp8=fp8) if amaxes else state
+    for owner, (amaxes, sinks) in staged.items():
+        fp8 = fp8.set(owner, replace(stage_amax(fp8[owner], amaxes.amax(0)), grad_sink=sinks[0]))
+    return replace(state, fp8=fp8) if staged else state

@@ -86,7 +86,7 @@ class Region:
             amax = graph.call_function(operator.getitem, (made, 1)) if set(roles) & set(ROLES[:2]) else None
             after = graph.call_function(operator.getitem, (made, 2)) if sink is not None else None
             if found.bias is not None and found.kind == "matmul":
-                result = graph.call_function(torch.add, (y, self._now(found.bias)))
+                result = graph.call_function(add_bias, (y, self._now(found.bias)))
                 result.meta = dict(node.meta)
             self._describe(node, name, made, y, amax, after)
             if amax is not None:
@@ -184,6 +184,11 @@ class Region:
 def body_of(call: Node) -> Any:
     """Returns the node that names the body of a checkpoint region."""
     return call.args[0]
+
+
+def add_bias(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Returns y + bias in the dtype of y, as autocast has it."""
+    return y + bias.to(y.dtype)
 
 
 def collect_amaxes(layout: Sequence[tuple[int, int] | None], parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -32,6 +32,19 @@ def check_common(recipe: Any, formats: tuple[enum.Enum, ...]) -> None:
         value = getattr(recipe, field, None)
         if value is not None and not hasattr(value, "power_2_scale"):
             refuse(recipe, field, "a QParams or None", "Write QParams(power_2_scale=True).")
+        if value is not None:
+            _check_qparams(recipe, field, value)
+
+
+def _check_qparams(recipe: Any, field: str, value: Any) -> None:
+    only_fp4 = ("random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization")
+    if any(getattr(value, name) for name in only_fp4):
+        refuse(recipe, field, "without what is for NVFP4", "NVFP4BlockScaling has fields of its own.")
+    epsilon = value.amax_epsilon
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon < float("inf"):
+        refuse(recipe, field, "with amax_epsilon of at least 0", "Use 0.0.")
+    if type(value.power_2_scale) is not bool:
+        refuse(recipe, field, "with power_2_scale True or False", "Pass a bool.")
 
 
 def check_delayed(recipe: Any) -> None:
@@ -45,7 +58,7 @@ def check_delayed(recipe: Any) -> None:
     if recipe.scaling_factor_compute_algo is not None and not callable(recipe.scaling_factor_compute_algo):
         refuse(recipe, "scaling_factor_compute_algo", "None or a function", "Use None.")
     check_bool(recipe, "reduce_amax")
-    if recipe.fp8_format.name not in ("HYBRID", "E4M3"):
+    if getattr(recipe.fp8_format, "name", None) not in ("HYBRID", "E4M3"):
         refuse(recipe, "fp8_format", "Format.HYBRID or Format.E4M3", "Choose one.")
 
 

@@ -13,6 +13,7 @@ import torch
 
 from scoped_fn._ambient import Ambient, ambient_settings
 from scoped_fn._backends import Code
+from scoped_fn._fp8_plan import scope_key
 from scoped_fn._specs import TensorSpec, matches
 from scoped_fn._structure import Structure
 from scoped_fn._torch.dynamo import compile_lock
@@ -57,7 +58,6 @@ class Variant:
         new_buffers: Names of the buffers that come back.
         training: Its forward and backward code, if it has that.
         root: Makes what its higher derivatives and batched versions are derived from, if it has them.
-        request: What FP8 scales are updated by, where a custom recipe says so and not the scope.
     """
 
     kind: Any
@@ -71,11 +71,28 @@ class Variant:
     new_buffers: tuple[str, ...]
     training: TrainingCode | None = None
     root: Callable[[], Root] | None = None
-    request: Any = None
 
     def serves(self, ambient: Ambient, structure: Structure, specs: tuple[TensorSpec, ...]) -> bool:
         """Returns whether it is for calls with exactly these specs."""
         return self.ambient == ambient and self.structure == structure and self.specs == specs
+
+
+class Fp8Kind(NamedTuple):
+    """What is known of calls with one structure in one autocast scope.
+
+    Attributes:
+        plain: The structure without the scope.
+        key: The scope, without columns.
+        columns: The columns of scales that code for such calls takes.
+        request: What scales are updated by, where a custom recipe says so.
+        structure: The structure with the scope; the same object each time, which compares fastest.
+    """
+
+    plain: Structure
+    key: Any
+    columns: tuple[Any, ...]
+    request: Any
+    structure: Structure
 
 
 class Memo:
@@ -85,7 +102,8 @@ class Memo:
         self.variants: tuple[Variant, ...] = ()
         self.structures: dict[int, Structure] = {}
         self.inlines: tuple[Any, ...] = ()
-        self.scopes: tuple[tuple[Structure, Any, Any, Structure], ...] = ()
+        self.fp8_kinds: tuple[Fp8Kind, ...] = ()
+        self.keys: tuple[tuple[Any, Any, Any], ...] = ()
         self.captures = self.compiled_graphs = self.compiled_calls = self.eager_calls = 0
 
     def find(self, kind: Any, ambient: Ambient, structure: Structure, tensors: list[torch.Tensor]) -> Variant | None:
@@ -119,15 +137,35 @@ class Memo:
                         self.variants = (*self.variants, found)
         return found
 
-    def scoped(self, structure: Structure, scope: Any, columns: Any, key: Callable[[], Any]) -> Structure:
-        """Returns a structure with the key of an autocast scope, one object for equal ones: it compares fastest."""
-        for known, of_scope, of_columns, made in self.scopes:
-            if of_scope == scope and of_columns == columns and (known is structure or known == structure):
-                return made
-        made = replace(structure, scope=key())
-        same = next((other for *_, other in self.scopes if other == made), made)
-        self.scopes = (*self.scopes[-15:], (structure, scope, columns, same))
-        return same
+    def scope_key(self, scope: Any, weights: Any) -> Any:
+        """Returns the key of a scope, without columns."""
+        for known, of_weights, key in self.keys:
+            if known is scope and of_weights == weights:
+                return key
+        key = scope_key(scope, (), weights)
+        self.keys = (*self.keys[-7:], (scope, weights, key))
+        return key
+
+    def fp8_kind(self, structure: Structure, key: Any) -> Fp8Kind:
+        """Returns what is known of calls with this structure in an autocast scope.
+
+        Args:
+            structure: Of the inputs.
+            key: The `ScopeKey`, without columns.
+        """
+        for kind in self.fp8_kinds:
+            if kind.key == key and (kind.plain is structure or kind.plain == structure):
+                return kind
+        return self.learn(structure, key, (), None)
+
+    def learn(self, structure: Structure, key: Any, columns: tuple[Any, ...], request: Any) -> Fp8Kind:
+        """Remembers which columns of scales calls with this structure need, besides those known already."""
+        others = [kind for kind in self.fp8_kinds if not (kind.key == key and kind.plain == structure)]
+        known = next((kind.columns for kind in self.fp8_kinds if kind.key == key and kind.plain == structure), ())
+        every = (*known, *(column for column in columns if column not in known))
+        kind = Fp8Kind(structure, key, every, request, replace(structure, scope=key._replace(columns=every)))
+        self.fp8_kinds = (*others, kind)
+        return kind
 
     def info(self) -> CacheInfo:
         """Returns the counters."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from scoped_fn import kernels
+from scoped_fn._state_check import check_state
 from scoped_fn.state import CompilerState, Fp8State
 from scoped_fn.state.fp8 import the_owner
 
@@ -31,15 +32,20 @@ def update_scales(state: CompilerState, owner: Any = None) -> CompilerState:
         >>> sf.update_scales(sf.init_state())
         CompilerState(key=(0, 0), next_token=0)
     """
+    check_state(state)
     owners = list(state.fp8) if owner is None else [the_owner(state, owner)]
     if not owners:
         return state
-    fp8, made = state.fp8, dict[int, Fp8State]()
+    fp8 = state.fp8
+    before: list[Fp8State] = []
+    after: list[Fp8State] = []
     with torch.no_grad():
         for token in owners:
-            held = state.fp8[token]  # owners that share one go on doing so
-            made[id(held)] = made.get(id(held)) or updated(held)
-            fp8 = fp8.set(token, made[id(held)])
+            held = state.fp8[token]
+            at = next((i for i, other in enumerate(before) if other is held), None)
+            if at is None:
+                before, after, at = [*before, held], [*after, updated(held)], len(before)
+            fp8 = fp8.set(token, after[at])  # owners that share one go on doing so
     return replace(state, fp8=fp8)
 
 

@@ -26,7 +26,7 @@ ADDMM = (torch.addmm, "addmm", aten.addmm.default)
 # What a weight may pass through on its way to a matmul.
 VIEWS = frozenset(
     ("t", "T", "mT", "transpose", "swapaxes", "permute", "view", "reshape", "to", "type_as", "float", "bfloat16",
-     "half", "contiguous", "unsqueeze", "squeeze", "expand", "flatten", "clone", "_to_copy", "getattr")
+     "half", "contiguous", "unsqueeze", "squeeze", "expand", "flatten", "clone", "_to_copy", "getattr", "numpy_T")
 )  # fmt: skip
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -55,7 +55,11 @@ def plain_variant(origin: Origin, kind: str, call: Call) -> Variant:
         grad = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
             captured, plan = recapture(origin, call.structure, call.tensors, wanted)
-            captured = call.in_fp8(captured, record=kind != "inference")
+            before, sites = call.structure, call.fit(memo, captured)
+            known = memo.find(kind, ambient_settings(kind), call.structure, call.tensors)
+            if call.structure is not before and known is not None:
+                return known
+            captured = call.in_fp8(captured, sites, record=kind != "inference")
             _, pieces = compile_captured(init_state(), captured, plan)
         if isinstance(pieces, Training):
             memo.compiled_graphs += 2
@@ -89,9 +93,10 @@ def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) 
         with torch.inference_mode(False), torch.enable_grad():
             stand_ins = [spec.stand_in() for spec in specs]
             captured, plan = recapture(origin, call.structure, stand_ins, list(tracked))
-            captured = call.in_fp8(captured, record=any(tracked))
-            if len(call.tensors) != len(tracked):  # scales that the state did not have
-                return transforming_variant(origin, call, (*tracked, False, False))
+            before, sites = call.structure, call.fit(memo, captured)
+            if call.structure is not before:  # it takes scales that were not known of
+                return transforming_variant(origin, call, (*tracked, False, False)[: len(call.tensors)])
+            captured = call.in_fp8(captured, sites, record=any(tracked))
             return transform_variant(tracked, Root(captured, plan, memo, ambient))
 
     with apart():

@@ -10,9 +10,10 @@ import torch
 
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
+from scoped_fn._fp8_results import without_staged
 from scoped_fn._one_graph import check_scalar
 from scoped_fn._quantized_params import QuantizedParams
-from scoped_fn._sinks import close_sinks, open_sinks, with_sinks
+from scoped_fn._sinks import close_sinks, lacks_sinks, open_sinks, recorded, with_sinks
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch.dual import in_transform
 from scoped_fn._whole_step import WholeStep
@@ -37,8 +38,8 @@ def value_and_grad(
         argnums: Which arguments to differentiate, counted after the state. For a compiled module 0 is the parameters.
         has_aux: The function returns `(value, aux)` and so does the new one: `(state, ((value, aux), gradients))`.
         accumulate: Whether the FP8 scales stay as they are, for several calls in one step; `update_scales` ends it.
-            Else each call is one step: scales of the compiled functions that ran are updated once. (Under `vmap` they
-            are left as they are in any case, unless each index has a state of its own.)
+            Else each call is one step: scales of the compiled functions that ran are updated once. (Inside another
+            transform they are left as they are in any case, unless each index of a `vmap` has a state of its own.)
 
     Returns:
         A function whose gradients have the structure of the argument (a tuple of them for a tuple `argnums`). What the
@@ -115,10 +116,14 @@ class ValueAndGrad:
     ) -> tuple[CompilerState, Any]:
         flat = {i: flatten(_differentiable(args[i]), f"argument {i}") for i in places}
         leaves = [prepare(_checked(tensor, i)) for i, (mine, _) in flat.items() for tensor in mine]
-        state, sinks = open_sinks(state, prepare)
-        (after, out), found = self._differentiate(state, args, kwargs, flat, leaves, sinks)
+        opened, sinks = open_sinks(state, prepare)
+        (after, out), found, ran = self._differentiate(opened, args, kwargs, flat, leaves, sinks)
+        if lacks_sinks(opened, after) and not torch.compiler.is_dynamo_compiling():
+            opened, sinks = open_sinks(without_staged(state, after), prepare)  # now that the columns are known
+            (after, out), found, ran = self._differentiate(opened, args, kwargs, flat, leaves, sinks)
         rest = iter(found[: len(leaves)])
-        after = close_sinks(state, after, dict(zip(sinks, found[len(leaves) :], strict=True)), self.accumulate)
+        amaxes = dict(zip(sinks, found[len(leaves) :], strict=True))
+        after = close_sinks(state, after, amaxes, ran, self.accumulate)
         grads = tuple(unflatten(structure, [next(rest) for _ in mine]) for mine, structure in flat.values())
         return after, (out, grads[0] if isinstance(self.argnums, int) else grads)
 
@@ -130,9 +135,10 @@ class ValueAndGrad:
         flat: dict[int, Any],
         leaves: list[torch.Tensor],
         sinks: dict[int, torch.Tensor],
-    ) -> tuple[Any, Sequence[torch.Tensor]]:
-        """Returns (state, out), and a gradient for each leaf, then for each sink of FP8 gradients."""
+    ) -> tuple[Any, Sequence[torch.Tensor], frozenset[int]]:
+        """Returns (state, out), a gradient for each leaf and FP8 sink, and the owners that recorded amaxes."""
         structures: list[Structure] = []
+        ran: list[frozenset[int]] = []
 
         def value_of(*given: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
             changed, rest = dict(enumerate(args)), iter(given)
@@ -140,6 +146,7 @@ class ValueAndGrad:
                 changed[i] = _as_given(args[i], unflatten(structure, [next(rest) for _ in mine]))
             inner = with_sinks(state, dict(zip(sinks, rest, strict=True)))
             after, out = self.fn(inner, *changed.values(), **kwargs)
+            ran.append(recorded(inner, after))
             value = check_scalar(out[0] if self.has_aux else out)
             tensors, structure = flatten((after, out), "outputs")
             structures.append(structure)
@@ -148,10 +155,10 @@ class ValueAndGrad:
         leaves = [*leaves, *sinks.values()]
         if not leaves:
             tensors = value_of()[1]
-            return unflatten(structures[-1], tensors), ()
+            return unflatten(structures[-1], tensors), (), ran[-1]
         argnums = tuple(range(len(leaves)))
         found, (_, tensors) = torch.func.grad_and_value(value_of, argnums=argnums, has_aux=True)(*leaves)
-        return unflatten(structures[-1], tensors), found
+        return unflatten(structures[-1], tensors), found, ran[-1]
 
 
 def _differentiable(argument: Any) -> Any:

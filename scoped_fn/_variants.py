@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from scoped_fn._ambient import ambient_settings
 from scoped_fn._chain import Training
 from scoped_fn._compose import call, differentiable_call
 from scoped_fn._halves import code_halves
-from scoped_fn._inline_fp8 import inline_of
+from scoped_fn._inline_fp8 import Inline
 from scoped_fn._job import Job
 from scoped_fn._root import Root
 from scoped_fn._runtime import Launch, Memo, Variant, launch_code
@@ -27,7 +28,7 @@ Finish = Callable[[Sequence[torch.Tensor], list[torch.Tensor]], Any]
 def inference_variant(kind: str, inference: Inference, compiled: Compiled, memo: Memo) -> Variant:
     """Returns the variant that computes outputs and new buffers."""
     captured = inference.captured
-    _keep_for_traces(captured, memo)
+    keep_for_traces(captured, memo)
     return whole_variant(kind, captured, compiled, inference.new_buffers, memo, finish_outputs(captured))
 
 
@@ -56,7 +57,7 @@ def training_variant(training: Training, memo: Memo, root: Callable[[], Root]) -
         root: Returns what second derivatives are derived from, once they are asked for.
     """
     captured, code = training.split.joint.captured, training_code(training, memo)
-    _keep_for_traces(captured, memo)
+    keep_for_traces(captured, memo)
     wanted = tuple(i for i, spec in enumerate(captured.specs) if spec.requires_grad)
     halves = code_halves(code, wanted)
     job = Job(root, len(captured.specs), captured.rng == "torch", halves.forward, halves)
@@ -68,9 +69,13 @@ def training_variant(training: Training, memo: Memo, root: Callable[[], Root]) -
     return _variant("training", captured, launch, finish_outputs(captured), new_buffers, code, root)
 
 
-def _keep_for_traces(captured: Captured, memo: Memo) -> None:
+def keep_for_traces(captured: Captured, memo: Memo, *, exact: bool = True) -> None:
+    """Remembers a graph in FP8, and the columns of scales that it takes; `exact` if it computes what a call does."""
     if captured.fp8 is not None:
-        memo.inlines = (*memo.inlines, inline_of(captured))
+        key, plain = captured.in_structure.scope, replace(captured.in_structure, scope=None)
+        memo.inlines = (*memo.inlines, Inline(captured, exact=exact))
+        if not set(key.columns) <= set(memo.fp8_kind(plain, key._replace(columns=())).columns):
+            memo.learn(plain, key._replace(columns=()), key.columns, captured.fp8.request)
 
 
 def transform_variant(tracked: tuple[bool, ...], root: Root) -> Variant:
@@ -113,7 +118,6 @@ def _variant(
         new_buffers=new_buffers,
         training=training,
         root=root,
-        request=captured.fp8.request if captured.fp8 else None,
     )
 
 

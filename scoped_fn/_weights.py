@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import torch.fx
 
-from scoped_fn._compiled import CompiledFn, check_state, ordered_params
+from scoped_fn._compiled import CompiledFn, ordered_params
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8_plan import ROLES, scope_key
-from scoped_fn._fp8_results import current_fp8
+from scoped_fn._fp8_plan import ROLES, Column, scope_key
+from scoped_fn._fp8_results import with_columns
 from scoped_fn._quantized_params import QuantizedParams
 from scoped_fn._replay import CHECKPOINT
 from scoped_fn._sites import origin
+from scoped_fn._state_check import check_state
 from scoped_fn.kernels import encode_weight, fp8_linear, fp8_matmul
 from scoped_fn.stages.captured import Captured
 from scoped_fn.state import CompilerState, active_scope
@@ -57,24 +58,30 @@ def quantize_weights(
     check_state(state)
     captured = _captured(state, fn)
     named = dict(zip(captured.source.params, ordered_params(fn, params), strict=True))
-    held = current_fp8(state, fn.owner, captured.fp8.request)
+    state = with_columns(state, fn.owner, captured.fp8.columns, captured.fp8.request)
+    held = state.fp8.get(fn.owner)
     places = {column: i for i, column in enumerate(held.columns)} if held else {}
     codes: dict[str, tuple[torch.Tensor, ...]] = {}
-    amaxes: dict[int, torch.Tensor] = {}
+    amaxes: dict[Column, torch.Tensor] = {}
     with torch.no_grad():
         for site, weight in _weights(captured, named).items():
-            quantizer = captured.fp8.rules[site].weight
-            place = places.get((site, ROLES[1]))
-            scale = held.scale[place] if held is not None and place is not None else None
-            codes[site], amax = encode_weight(weight, quantizer, scale)
-            if place is not None:
-                amaxes[place] = amax
+            quantizer, column = captured.fp8.rules[site].weight, (site, ROLES[1])
+            if quantizer.kind in ("none", "nvfp4"):
+                continue
+            scale = held.scale[places[column]] if held is not None and column in places else None
+            codes[site], amax = encode_weight(_as_autocast_does(weight), quantizer, scale)
+            if column in places:
+                amaxes[column] = amax
     rules = {site: str(captured.fp8.rules[site].weight) for site in codes}
     if held is not None and amaxes:
-        nothing = torch.zeros((), device=held.scale.device)
-        row = torch.stack([amaxes.get(i, nothing) for i in range(len(held.columns))])
-        state = replace(state, fp8=state.fp8.set(fn.owner, stage_amax(held, row)))
+        staged = stage_amax(held, torch.stack(list(amaxes.values())), tuple(amaxes))
+        state = replace(state, fp8=state.fp8.set(fn.owner, staged))
     return state, QuantizedParams(named, codes, rules)
+
+
+def _as_autocast_does(weight: torch.Tensor) -> torch.Tensor:
+    device = weight.device.type
+    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
 
 def _captured(state: CompilerState, fn: CompiledFn) -> Captured:
@@ -86,7 +93,7 @@ def _captured(state: CompilerState, fn: CompiledFn) -> Captured:
             "Open one with state = sf.autocast(state, recipe)."
         )
     key = scope_key(scope, ())
-    found = [i.captured for i in fn._memo.inlines if i.scope._replace(columns=(), weights=()) == key]
+    found = [inline.captured for inline in fn._memo.inlines if inline.key == key]
     if not found:
         raise SpecError(
             f"Expected {fn.name} to have been compiled or called under this autocast scope, got a new one. "
@@ -96,21 +103,24 @@ def _captured(state: CompilerState, fn: CompiledFn) -> Captured:
 
 
 def _weights(captured: Captured, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the weights that are views or casts of parameters, by site, as their matmuls read them: (..., N, K)."""
+    """Returns the weights (N, K) that are views or casts of parameters, by site, as their matmuls read them.
+
+    Left out are those that matmuls of one site read in several ways, and batches of matrices.
+    """
     placeholders = captured.graph.gm.graph.find_nodes(op="placeholder")
-    values = dict(zip(placeholders, params.values(), strict=False))
-    found: dict[str, torch.Tensor] = {}
-    _collect(captured.graph.gm, values, found)
-    return found
+    found: dict[str, list[torch.Tensor]] = {}
+    _collect(captured.graph.gm, dict(zip(placeholders, params.values(), strict=False)), found)
+    alike = {site: {(w.shape, w.stride(), w.dtype) for w in weights} for site, weights in found.items()}
+    return {site: ws[0] for site, ws in found.items() if len(alike[site]) == 1 and ws[0].dim() == 2}
 
 
-def _collect(gm: torch.fx.GraphModule, values: dict[Any, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+def _collect(gm: torch.fx.GraphModule, values: dict[Any, torch.Tensor], found: dict[str, list[torch.Tensor]]) -> None:
     for node in gm.graph.nodes:
         if node.target in (fp8_linear, fp8_matmul) and origin(node.args[1], frozenset(values)) is not None:
             weight = _value(node.args[1], values)
-            if weight is not None and weight.dim() > 1:
-                transposed = node.target is fp8_matmul and not node.args[6]
-                found.setdefault(node.meta[SITE], weight.mT if transposed else weight)
+            if weight is not None:
+                transposed = node.target is fp8_matmul and not node.args[6] and weight.dim() > 1
+                found.setdefault(node.meta[SITE], []).append(weight.mT if transposed else weight)
         elif node.target is CHECKPOINT:
             body = getattr(gm, str(node.args[0].target))
             given = zip(body.graph.find_nodes(op="placeholder"), node.args[1:], strict=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from scoped_fn._ambient import ambient_settings
 from scoped_fn._backends import GraphRole
 from scoped_fn._call import Call
 from scoped_fn._compiled import CompiledFn
@@ -17,7 +18,7 @@ from scoped_fn._runtime import Variant
 from scoped_fn._scales import updated
 from scoped_fn._specialize import recapture
 from scoped_fn._structure import Structure, flatten, unflatten
-from scoped_fn._variants import Finish, finish_outputs, whole_variant
+from scoped_fn._variants import Finish, finish_outputs, keep_for_traces, whole_variant
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.compile_graph import compile_graph
 from scoped_fn.stages.lower import lower_joint
@@ -57,12 +58,12 @@ class WholeStep:
             results = variant.launch(call.tensors)
             (value, grads), of_sinks = variant.finish(results, call.tensors)
             after = call.next_state(variant, results)
-            if of_sinks is not None:
-                after = self._next_scales(after, of_sinks)
+            if call.scope is not None and call.scope.columns:
+                after = self._next_scales(after, of_sinks, call.scope.columns)
             return after, (value, self._named_as_given(args, grads))
 
-    def _next_scales(self, state: CompilerState, of_sinks: torch.Tensor) -> CompilerState:
-        held = stage_gradients(state.fp8[self.fn.owner], of_sinks)
+    def _next_scales(self, state: CompilerState, of_sinks: torch.Tensor, columns: Any) -> CompilerState:
+        held = stage_gradients(state.fp8[self.fn.owner], of_sinks, columns)
         held = held if self.accumulate else updated(held)
         return replace(state, fp8=state.fp8.set(self.fn.owner, held))
 
@@ -76,7 +77,11 @@ class WholeStep:
         with torch.inference_mode(False), torch.enable_grad():
             captured, plan = recapture(fn.origin, call.structure, call.tensors, wanted)
             captured = only_value_differs(captured, self.has_aux)
-            captured = call.in_fp8(captured, record=True)
+            before, sites = call.structure, call.fit(fn._memo, captured)
+            known = fn._memo.find(kind, ambient_settings(kind), call.structure, call.tensors)
+            if call.structure is not before and known is not None:
+                return known
+            captured = call.in_fp8(captured, sites, record=True)
             wanted += [False] * (len(call.tensors) - len(wanted))
             sink = call.sink
             if sink is not None:
@@ -92,6 +97,7 @@ class WholeStep:
         fn._memo.compiled_graphs += 1
         at = {i if i < start else i - len(constants): joint.num_forward + n for n, i in enumerate(joint.grads)}
         finish = self._finish(finish_outputs(captured), groups, at, sink)
+        keep_for_traces(captured, fn._memo, exact=False)
         return whole_variant(kind, captured, compiled, joint.new_buffers, fn._memo, finish)
 
     def _named_as_given(self, args: tuple[Any, ...], grads: Any) -> Any:

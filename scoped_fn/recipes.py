@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,8 +41,7 @@ class Format(enum.Enum):
         return E5M2 if self is Format.HYBRID else E4M3
 
 
-@dataclass(frozen=True)
-class MMParams:
+class MMParams(NamedTuple):
     """How a matmul adds up.
 
     Attributes:
@@ -52,8 +51,10 @@ class MMParams:
     use_split_accumulator: bool = True
 
 
-@dataclass(frozen=True)
-class QParams:
+SPLIT, WHOLE = MMParams(use_split_accumulator=True), MMParams(use_split_accumulator=False)
+
+
+class QParams(NamedTuple):
     """How a tensor is scaled.
 
     Attributes:
@@ -202,9 +203,9 @@ class Float8CurrentScaling(Recipe):
     fp8_quant_fwd_inp: QParams | None = None
     fp8_quant_fwd_weight: QParams | None = None
     fp8_quant_bwd_grad: QParams | None = None
-    fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=False)
-    fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
-    fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_fprop: MMParams = WHOLE
+    fp8_gemm_dgrad: MMParams = SPLIT
+    fp8_gemm_wgrad: MMParams = SPLIT
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None
@@ -249,9 +250,9 @@ class Float8BlockScaling(Recipe):
     x_block_scaling_dim: int = 1
     w_block_scaling_dim: int = 2
     grad_block_scaling_dim: int = 1
-    fp8_gemm_fprop: MMParams = MMParams()
-    fp8_gemm_dgrad: MMParams = MMParams()
-    fp8_gemm_wgrad: MMParams = MMParams()
+    fp8_gemm_fprop: MMParams = SPLIT
+    fp8_gemm_dgrad: MMParams = SPLIT
+    fp8_gemm_wgrad: MMParams = SPLIT
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None
@@ -296,6 +297,11 @@ class MXFP8BlockScaling(Recipe):
     def __post_init__(self) -> None:
         check_common(self, (Format.E4M3, Format.HYBRID))
         check_unsupported(self, "enable_2d_quantization", False)
+
+    @property
+    def graph_part(self) -> Recipe:
+        """The recipe without the margin, which has no effect."""
+        return self if self.margin == 0 else replace(self, margin=0)
 
     def rule(self, module_type: str, name: str) -> MatmulRule:
         """Returns how the matmul of a site is computed."""

@@ -5,34 +5,56 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from scoped_fn.state.compiler_state import CompilerState
 from scoped_fn.state.fp8_state import Fp8State
+from scoped_fn.state.frozen_dict import FrozenDict
 from scoped_fn.state.owners import check_owner
 
 
 def merge(state: CompilerState) -> CompilerState:
-    """Returns the state that a mapped function gave, for each index one, as one state.
+    """Returns the state that a function mapped by `torch.vmap` gave, one for each index, as one state.
 
-    Staged amaxes combine by maximum. Scales and history have to be those of the state that went in, which all indices
-    shared: under vmap amaxes are staged, and scales updated after it.
+    Staged amaxes combine by maximum. Everything else has to be what all indices share: under vmap amaxes are staged,
+    and scales updated after it.
 
     Args:
-        state: A state whose FP8 tensors have a first dimension of the batch, or have none.
+        state: A state whose tensors all have one dimension more for each vmap, in front, or none.
+
+    Raises:
+        ValueError: The buffers differ from index to index.
 
     Example:
         >>> from scoped_fn.state import init_state
         >>> merge(init_state())
         CompilerState(key=(0, 0), next_token=0)
     """
-    merged = {owner: _merged(held) for owner, held in state.fp8.items()}
-    return replace(state, fp8=type(state.fp8)(merged))
+    depth = state.key.dim() - 1
+    if not depth:
+        return state
+    fp8 = {owner: _merged(held, depth) for owner, held in state.fp8.items()}
+    buffers = {
+        owner: FrozenDict({name: _first(value, depth, name) for name, value in named.items()})
+        for owner, named in state.buffers.items()
+    }
+    return replace(state, fp8=FrozenDict(fp8), buffers=FrozenDict(buffers), key=_first(state.key, depth, "key"))
 
 
-def _merged(held: Fp8State) -> Fp8State:
-    sink = held.grad_sink[0] if held.grad_sink.dim() == 2 else held.grad_sink
-    scale = held.scale[0] if held.scale.dim() == 2 else held.scale
-    history = held.amax_history.amax(0) if held.amax_history.dim() == 3 else held.amax_history
+def _merged(held: Fp8State, depth: int) -> Fp8State:
+    history = held.amax_history.amax(tuple(range(depth)))
+    scale, sink = (_first(value, depth, "scale") for value in (held.scale, held.grad_sink))
     return replace(held, scale=scale, amax_history=history, grad_sink=sink)
+
+
+def _first(value: torch.Tensor, depth: int, name: str) -> torch.Tensor:
+    """Returns what all indices share."""
+    first = value[(0,) * depth]
+    if not torch.equal(first.expand_as(value), value):
+        raise ValueError(
+            f"Expected {name!r} to be the same for all indices of vmap, got one that differs. Only amaxes are merged."
+        )
+    return first
 
 
 def the_owner(state: CompilerState, owner: Any) -> int:
@@ -47,7 +69,9 @@ def the_owner(state: CompilerState, owner: Any) -> int:
         if token not in state.fp8:
             raise ValueError(f"Expected an owner with FP8 scales, got {state.owners[token].name}, which has none.")
         return token
-    if len({id(held) for held in state.fp8.values()}) != 1:  # owners may share one, as the modes of an engine do
+    if (
+        len({id(held.amax_history) for held in state.fp8.values()}) != 1
+    ):  # owners may share one, as the modes of an engine do
         names = ", ".join(f"{token} ({state.owners[token].name})" for token in state.fp8) or "none"
         raise ValueError(f"Expected one owner with FP8 scales, got {names}. Say which: owner=fn.")
     return next(iter(state.fp8))

@@ -31,10 +31,19 @@ class Fp8State:
     amax_history: torch.Tensor
     grad_sink: torch.Tensor
 
-    @property
-    def gradients(self) -> tuple[int, ...]:
-        """Indices of the columns of gradients, in the order of the sinks."""
-        return tuple(i for i, (_, role) in enumerate(self.columns) if role == GRADIENT)
+    def to(self, device: torch.device) -> Fp8State:
+        """Returns the same on a device."""
+        return replace(
+            self,
+            scale=self.scale.to(device),
+            amax_history=self.amax_history.to(device),
+            grad_sink=self.grad_sink.to(device),
+        )
+
+
+def gradients_of(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Returns the columns of gradients, in the order of their sinks."""
+    return tuple(column for column in columns if column[1] == GRADIENT)
 
 
 def init_fp8(columns: Sequence[Column], recipe: Any, device: torch.device | None = None) -> Fp8State:
@@ -76,7 +85,8 @@ def follow_recipe(old: Fp8State, recipe: Any) -> Fp8State:
     ratio = [recipe.fp8_max(role) / old.recipe.fp8_max(role) for _, role in old.columns]
     if any(r != 1 for r in ratio):
         factor = torch.tensor(ratio, device=scale.device)
-        scale = torch.where(old.amax_history.amax(0) > 0, scale * factor, scale)
+        made = (scale != 1) | (old.amax_history[1:] > 0).any(0)
+        scale = torch.where(made, scale * factor, scale)
     history = _resized(old.amax_history, recipe.amax_history_len)
     return replace(old, recipe=recipe, scale=scale, amax_history=history)
 
@@ -90,20 +100,71 @@ def _resized(history: torch.Tensor, length: int) -> torch.Tensor:
     return torch.cat([history[:1], zeros, kept])
 
 
-def stage_amax(old: Fp8State, amax: torch.Tensor) -> Fp8State:
-    """Returns the state with the amaxes of all columns (n,) combined by maximum into the staging row."""
-    row = torch.maximum(old.amax_history[0], amax)
-    return replace(old, amax_history=torch.cat([row[None], old.amax_history[1:]]))
+def needed_fp8(
+    old: Fp8State | None, columns: Sequence[Column], recipe: Any, device: torch.device | None = None
+) -> Fp8State:
+    """Returns the state under a recipe, with every one of the columns."""
+    if old is None:
+        return init_fp8(columns, recipe, device)
+    return extend_fp8(follow_recipe(old, recipe), columns)
 
 
-def stage_gradients(old: Fp8State, amax: torch.Tensor) -> Fp8State:
-    """Returns the state with the amaxes of the gradients, in the order of the sinks, in the staging row."""
-    places, count = {column: i for i, column in enumerate(old.gradients)}, len(old.columns)
-    if tuple(places) == tuple(range(2, count, 3)) and count == 3 * len(places):
-        return stage_amax(old, torch.nn.functional.pad(amax[:, None], (2, 0)).reshape(count))
-    nothing = amax.new_zeros(1)
-    pieces = [amax[places[i] : places[i] + 1] if i in places else nothing for i in range(count)]
-    return stage_amax(old, torch.cat(pieces)) if places else old
+def selected(held: Fp8State, columns: Sequence[Column]) -> list[torch.Tensor]:
+    """Returns the scales of these columns, and the sinks of those among them that are of gradients."""
+    if held.columns == columns:
+        return [held.scale, held.grad_sink]
+    scale = _arranged(held.scale, held.columns, columns, held.scale)
+    return [scale, _arranged(held.grad_sink, gradients_of(held.columns), gradients_of(columns), held.grad_sink)]
+
+
+def _arranged(
+    values: torch.Tensor, source: Sequence[Column], target: Sequence[Column], rest: torch.Tensor
+) -> torch.Tensor:
+    """Returns values of the source columns in the order of the target's; those of `rest` where there is none."""
+    if tuple(source) == tuple(target):
+        return values
+    places = {column: i for i, column in enumerate(source)}
+    index = [places.get(column, len(source) + i) for i, column in enumerate(target)]
+    # Gathered, not written to: this has to work under every transform and tracer.
+    return torch.cat([values, rest])[torch.tensor(index, dtype=torch.int64, device=values.device)]
+
+
+def with_sinks(held: Fp8State, sinks: torch.Tensor, columns: Sequence[Column]) -> Fp8State:
+    """Returns the state with the sinks of these columns, as they came out of a call, in place of its own."""
+    own = gradients_of(held.columns)
+    return replace(held, grad_sink=_arranged(sinks, gradients_of(columns), own, held.grad_sink))
+
+
+def stage_amax(held: Fp8State, amax: torch.Tensor, columns: Sequence[Column] | None = None) -> Fp8State:
+    """Returns the state with amaxes combined by maximum into the staging row.
+
+    Args:
+        held: The state.
+        amax: float32, one for each of the columns.
+        columns: Columns of the state; None for all.
+    """
+    if columns is not None:
+        amax = _arranged(amax, columns, held.columns, amax.new_zeros(len(held.columns)))
+    row = torch.maximum(held.amax_history[0], amax)
+    return replace(held, amax_history=torch.cat([row[None], held.amax_history[1:]]))
+
+
+def stage_gradients(held: Fp8State, amax: torch.Tensor, columns: Sequence[Column] | None = None) -> Fp8State:
+    """Returns the state with the amaxes of gradients in the staging row.
+
+    Args:
+        held: The state.
+        amax: float32, one for each column of a gradient. Columns are only ever added at the end, so those of an earlier
+            state are the first ones.
+        columns: Columns of the state; None for all.
+    """
+    count = len(held.columns)
+    own = gradients_of(held.columns if columns is None else columns)[: len(amax)]
+    if not own:
+        return held
+    if count == 3 * len(own) and held.columns[2::3] == own:  # as most often: no index to be built
+        return stage_amax(held, torch.nn.functional.pad(amax[:, None], (2, 0)).reshape(count))
+    return stage_amax(held, amax, own)
 
 
 def tensors_of(held: Fp8State) -> dict[str, torch.Tensor]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from scoped_fn._errors import CaptureError
-from scoped_fn._fp8_plan import AMAX, ROLES, SINK, Fp8Plan, ScopeKey, check_weights, plan_of, scope_key
+from scoped_fn._fp8_plan import AMAX, ROLES, SCALE, SINK, Fp8Plan, ScopeKey, check_weights, plan_of, scope_key
+from scoped_fn._fp8_results import with_columns
 from scoped_fn._fp8_rewrite import Region, collect_amaxes, layout_of
 from scoped_fn._graph import Graph, copy_graph, output_values
 from scoped_fn._replay import uses_transforms
@@ -17,7 +19,7 @@ from scoped_fn._sites import Names, check_dtype, check_skip, dotted, skipped
 from scoped_fn._specs import TensorSpec, spec_of
 from scoped_fn.stages.captured import Captured
 from scoped_fn.state import AutocastScope, CompilerState, active_scope
-from scoped_fn.state.fp8_state import extend_fp8, follow_recipe, init_fp8
+from scoped_fn.state.fp8_state import selected
 
 NUMBER = "fp8_number"
 
@@ -37,11 +39,11 @@ def autocast(state: CompilerState, captured: Captured) -> tuple[CompilerState, C
     if scope is None:
         return state, captured
     sites = find_sites(captured, scope)
-    state = with_columns(state, captured.owner, scope, sites)
-    held = state.fp8.get(captured.owner)
-    key = scope_key(scope, held.columns if held else ())
+    columns = sites.plan.columns
+    state = with_columns(state, captured.owner, columns, sites.plan.request, sites.device)
+    extras = selected(state.fp8[captured.owner], columns) if columns else []
     record = scope.calibrating or (captured.grad_mode and any(spec.requires_grad for spec in captured.specs))
-    return state, rewrite(captured, sites, key, (held.scale, held.grad_sink) if held else (), record=record)
+    return state, rewrite(captured, sites, scope_key(scope, columns), extras, record=record)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +53,12 @@ class Sites:
     Attributes:
         region: A copy of the graph, with its matmuls found.
         plan: How each becomes FP8.
+        device: Where their weights are.
     """
 
     region: Region
     plan: Fp8Plan
+    device: torch.device | None
 
 
 def find_sites(captured: Captured, scope: AutocastScope) -> Sites:
@@ -65,14 +69,15 @@ def find_sites(captured: Captured, scope: AutocastScope) -> Sites:
     names = Names({placeholders[i]: given for i, given in names_of.items()})
     region.find(weight_of, names, every=scope.sites == "all")
     found = region.everything()
-    check_skip(scope.skip, [*(name for _, name in found), *_modules(captured)])
+    check_skip(scope.skip, [*(name for _, name in found), *_layers(captured, names_of)])
     kinds = {name: m.kind for m, name in found if not skipped(name, scope.skip) and check_dtype(m, name)}
     if kinds and (uses_transforms(captured.graph.gm) or captured.needs_code):
         raise CaptureError(
             f"Expected {captured.source.name} to use no torch.func transforms under FP8 autocast, got some around "
             f"{next(iter(kinds))!r}. Compile what the transform is of under autocast, and transform that."
         )
-    return Sites(region, plan_of(scope, kinds))
+    devices = [captured.specs[i].device for i in names_of if placeholders[i].users]
+    return Sites(region, plan_of(scope, kinds), next(iter(devices), None))
 
 
 def _names_of(captured: Captured) -> dict[int, tuple[str, ...]]:
@@ -87,26 +92,15 @@ def _names_of(captured: Captured) -> dict[int, tuple[str, ...]]:
     return {i: tuple(aliases[name]) for i, name in enumerate(source.params)}
 
 
-def _modules(captured: Captured) -> list[str]:
+def _layers(captured: Captured, names_of: dict[int, tuple[str, ...]]) -> list[str]:
+    """Returns the names of layers that other calls may have as sites."""
+    own = [name.removesuffix(".weight") for names in names_of.values() for name in names]
     call = captured.source.call
     if not isinstance(call, torch.nn.Module):
-        return []
-    return [name for name, part in call.named_modules() if name and isinstance(part, torch.nn.Linear)]
-
-
-def with_columns(state: CompilerState, owner: int, scope: AutocastScope, sites: Sites) -> CompilerState:
-    """Returns the state with every column that the sites need."""
-    columns, held = sites.plan.columns, state.fp8.get(owner)
-    if not columns:
-        return state
-    recipe = scope.recipe.delayed or sites.plan.request
-    device = next(iter(sites.region.gm.graph.find_nodes(op="placeholder"))).meta["val"].device
-    new = init_fp8(columns, recipe, _real(device)) if held is None else extend_fp8(follow_recipe(held, recipe), columns)
-    return state if new is held else replace(state, fp8=state.fp8.set(owner, new))
-
-
-def _real(device: torch.device) -> torch.device | None:
-    return None if device.type == "meta" else device
+        return own
+    return [name for name, part in call.named_modules() if name and isinstance(part, torch.nn.Linear)] + [
+        name for name in own if not name.endswith(".bias")
+    ]
 
 
 def rewrite(
@@ -145,12 +139,12 @@ def rewrite(
 
 def _add_inputs(region: Region, key: ScopeKey, extras: Sequence[torch.Tensor]) -> tuple[list[str], list[TensorSpec]]:
     graph, specs = region.gm.graph, [spec_of(tensor, "FP8 state") for tensor in extras]
-    names = ["fp8.scale", SINK] if key.columns else []
-    names += [f"fp8.weight.{site}.{i}" for site, count, _ in key.weights for i in range(count)]
+    names = [SCALE, SINK] if key.columns else []
+    names += [f".fp8.weight.{site}.{i}" for site, count, _ in key.weights for i in range(count)]
     nodes = []
     for name, spec in zip(names, specs, strict=True):
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-            node = graph.placeholder(dotted(name).replace(".", "_"))
+            node = graph.placeholder(re.sub(r"\W", "_", name).strip("_"))
         node.meta["val"] = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
         nodes.append(node)
     if key.columns:

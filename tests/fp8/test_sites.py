@@ -89,6 +89,8 @@ def test_names_of_sites(which: str, capture: str) -> None:
     inputs = tuple(torch.randn(shape) for shape in shapes)
     _, fn = sf.compile(state, make(), inputs, backend="eager", capture=capture)
     assert isinstance(fn.sites, tuple)
+    if (which, capture) == ("tied", "trace"):  # a plain trace sees no modules: sites are called after their weights
+        expected = ("first",)
     assert sorted(fn.sites) == sorted(expected)
 
 
