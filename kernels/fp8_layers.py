@@ -33,7 +33,7 @@ def fp8_linear(
 
     Args:
         x: (..., K), float32, bfloat16 or float16.
-        weight: (N, K).
+        weight: (N, K), or (K,).
         bias: (N,) or None.
         rule: A `MatmulRule`, as text.
         scales: Of x, of weight and of the gradient of the result, float32 (), where the rule is "delayed".
@@ -52,6 +52,9 @@ def fp8_linear(
         tensor([[3., 3., 3., 3.],
                 [3., 3., 3., 3.]])
     """
+    if weight.dim() == 1:
+        y, amax, sink = fp8_linear(x, weight[None], None, rule, scales, sink, codes)
+        return y.squeeze(-1) if bias is None else y.squeeze(-1) + bias.to(y.dtype), amax, sink
     x, weight, bias = _as_autocast_does(x, weight, bias)
     columns = x.shape[-1]
     rows = x.reshape(1, 1, prod(x.shape[:-1]), columns)

@@ -18,6 +18,7 @@ from scoped_fn._errors import SpecError
 from scoped_fn._fp8_results import without_staged
 from scoped_fn._scales import update_scales
 from scoped_fn._sinks import lacks_sinks, stage_gradients, watch_gradients
+from scoped_fn._torch.dual import in_transform
 from scoped_fn.recipes import Recipe
 from scoped_fn.state import CompilerState, Fp8State, init_state, set_buffers
 
@@ -41,11 +42,11 @@ class Engine(nn.Module):
 
     Example:
         >>> import torch, scoped_fn as sf
-        >>> model = torch.nn.Linear(8, 4)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
         >>> engine = sf.Engine(model, (torch.ones(2, 8),), recipe=sf.DelayedScaling(), backend="eager")
         >>> engine(torch.ones(2, 8)).sum().backward()
         >>> engine.end_step()
-        >>> sf.describe_fp8(engine.state)["Linear"]["input"]["scale"]
+        >>> sf.describe_fp8(engine.state)["0"]["input"]["scale"]
         448.0
     """
 
@@ -91,6 +92,11 @@ class Engine(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the model returns; amaxes are recorded where gradients are wanted."""
+        if in_transform():
+            raise SpecError(
+                "Expected a call of an Engine outside torch.func transforms, which its state outlives, got one inside. "
+                "Transform engine.fn, with a state: engine.fn(engine.state, params, ...)."
+            )
         fn, params = self.fn, dict(self.model.named_parameters())
         state = self._with_buffers(fn)
         watched, after, out = self._call(fn, state, params, args, kwargs)
@@ -195,8 +201,8 @@ class Engine(nn.Module):
 def _rename_saved(engine: nn.Module, entries: Any, prefix: str, metadata: Any) -> None:
     """Gives what a state_dict holds of an engine the model's own names, and adds the FP8 scales."""
     own = prefix + "model."
-    for key in [key for key in entries if key.startswith(own)]:
-        entries[prefix + key.removeprefix(own)] = entries.pop(key)
+    values = [(key.removeprefix(own), entries.pop(key)) for key in list(entries) if key.startswith(own)]
+    entries.update({prefix + key: value for key, value in values})
     for name, tensor in cast(Engine, engine).get_fp8_tensors().items():
         entries[prefix + name] = tensor
 
@@ -211,9 +217,8 @@ def _rename_loaded(
         ours.set_fp8_tensors(found)
     elif ours.get_fp8_tensors():
         missing += [prefix + key for key in FP8_KEYS]
-    for key in list(ours.model.state_dict(keep_vars=True)):
-        if prefix + key in entries:
-            entries[f"{prefix}model.{key}"] = entries.pop(prefix + key)
+    keys = [key for key in ours.model.state_dict(keep_vars=True) if prefix + key in entries]
+    entries.update({f"{prefix}model.{key}": value for key, value in [(k, entries.pop(prefix + k)) for k in keys]})
 
 
 def _check_loaded(held: Fp8State, saved: list[Any], tensors: Mapping[str, torch.Tensor]) -> None:

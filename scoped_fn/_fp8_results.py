@@ -37,7 +37,13 @@ def with_columns(
 
 
 def with_results(
-    state: CompilerState, owner: int, columns: Sequence[Column], names: Sequence[str], results: Sequence[torch.Tensor]
+    state: CompilerState,
+    owner: int,
+    columns: Sequence[Column],
+    names: Sequence[str],
+    results: Sequence[torch.Tensor],
+    *,
+    records: bool = True,
 ) -> CompilerState:
     """Returns the state with the buffers, amaxes and sinks that came back under these names.
 
@@ -47,13 +53,14 @@ def with_results(
         columns: The columns that amaxes and sinks are of.
         names: What each result is.
         results: Tensors.
+        records: Whether amaxes and sinks count.
     """
     new = dict(zip(names, results, strict=False))
     amax, sinks = new.pop(AMAX, None), new.pop(SINK, None)
     if new:
         buffers = FrozenDict({**state.buffers[owner], **new})
         state = replace(state, buffers=state.buffers.set(owner, buffers))
-    if amax is None and sinks is None:
+    if not records or (amax is None and sinks is None):
         return state
     held: Fp8State = state.fp8[owner]
     held = held if amax is None else stage_amax(held, amax, columns)

@@ -50,8 +50,7 @@ def inlined(
             "Pass fn.params, or your own dict with the same names."
         )
     if active_scope(state):
-        own = [held[name] for name in source.params] + [state.buffers[fn.owner][name] for name in source.buffers]
-        return inlined_fp8(fn, state, own, args[1:], kwargs)
+        return inlined_fp8(fn, state, [held[name] for name in source.params], args[1:], kwargs)
     for name in source.buffers:
         held[name] = state.buffers[fn.owner][name].clone()
     out = torch.func.functional_call(source.call, held, args[1:], kwargs)  # type: ignore[arg-type]

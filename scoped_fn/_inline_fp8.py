@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from scoped_fn._errors import SpecError
 from scoped_fn._fp8_plan import AMAX, scope_key
 from scoped_fn._fp8_results import with_columns, with_results
 from scoped_fn._replay import transformable
-from scoped_fn._structure import flatten, unflatten
+from scoped_fn._structure import Structure, unflatten
+from scoped_fn._torch.tracing import any_transform_active
 from scoped_fn.stages.captured import Captured
-from scoped_fn.state import CompilerState, active_scope
+from scoped_fn.state import CompilerState, FrozenDict, active_scope
 from scoped_fn.state.fp8_state import selected
 
 if TYPE_CHECKING:
@@ -40,17 +43,41 @@ class Inline:
         self.inputs = tuple((spec.shape, spec.dtype, spec.device) for spec in inputs)
         self.key, self.columns = scope._replace(columns=(), weights=()), scope.columns
         self.records = AMAX in captured.new_buffers
+        self.spec, self.others = _plain_leaves(captured.in_structure)
+
+    def fits(self, leaves: Sequence[Any], spec: Any) -> bool:
+        """Returns whether it is for inputs like these; by plain comparisons, which Dynamo can read."""
+        if self.others is None or len(leaves) != len(self.others) or spec != self.spec:
+            return False
+        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if tuple((x.shape, x.dtype, x.device) for x in inputs) != self.inputs:
+            return False
+        return all(
+            (other is None) == isinstance(leaf, torch.Tensor)
+            and (other is None or (type(leaf) is type(other[0]) and leaf == other[0]))
+            for leaf, other in zip(leaves, self.others, strict=True)
+        )
+
+
+def _plain_leaves(structure: Structure) -> tuple[Any, tuple[Any, ...] | None]:
+    """Returns the containers of the inputs, and for each leaf None for a tensor, else (value,).
+
+    There is None in place of the leaves where there are dataclasses among them.
+    """
+    if any(isinstance(leaf, tuple) for leaf in structure.leaves):
+        return structure.spec, None
+    return structure.spec, tuple(None if leaf is None else (leaf.value,) for leaf in structure.leaves)
 
 
 def inlined_fp8(
-    fn: CompiledFn, state: CompilerState, held: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    fn: CompiledFn, state: CompilerState, params: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[CompilerState, Any]:
     """Returns what a call returns, by running its graph; Dynamo reads this code too.
 
     Args:
         fn: The function.
         state: Its innermost scope is on.
-        held: Parameters and buffers.
+        params: Parameters.
         args: The inputs.
         kwargs: Those by name.
 
@@ -58,30 +85,31 @@ def inlined_fp8(
         SpecError: The function was not compiled for such a call before; in here it cannot be.
     """
     key = scope_key(active_scope(state), ())  # type: ignore[arg-type]
-    inputs, structure = flatten((args, {name: kwargs[name] for name in sorted(kwargs)}), "inputs")
-    specs = tuple((x.shape, x.dtype, x.device) for x in inputs)
-    wants = torch.is_grad_enabled() and any(t.requires_grad for t in [*held, *inputs])
+    leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in sorted(kwargs)}))
+    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     found = [
         inline
         for inline in fn._memo.inlines
-        if inline.gm is not None
-        and inline.key == key
-        and inline.inputs == specs
-        and inline.captured.in_structure.leaves == structure.leaves
-        and inline.captured.in_structure.spec == structure.spec
+        if inline.gm is not None and inline.key == key and inline.fits(leaves, spec)
     ]
     if not found:
         raise SpecError(
             f"Expected {fn.name} to have been compiled under this autocast scope for inputs like these before another "
             "function that is traced calls it, got a new kind of call. Call it once outside."
         )
+    follows = any(t.requires_grad for t in [*params, *inputs]) or any_transform_active()
+    wants = key.scope.calibrating or (torch.is_grad_enabled() and follows)
     chosen = next((inline for inline in found if inline.records == wants), found[0])
     captured, columns = chosen.captured, chosen.columns
     ready = with_columns(state, fn.owner, columns, captured.fp8.request)
     extras = selected(ready.fp8[fn.owner], columns) if columns else []
-    results = chosen.gm(*held, *captured.constants, *inputs, *extras)
-    outs = list(results[: captured.num_outputs])
+    own = {name: state.buffers[fn.owner][name].clone() for name in captured.source.buffers}  # it may change them
+    results = chosen.gm(*params, *own.values(), *captured.constants, *inputs, *extras)
+    outs, new = list(results[: captured.num_outputs]), results[captured.num_outputs :]
     out = outs[0] if captured.out_structure.leaves == (None,) else unflatten(captured.out_structure, outs)
-    if chosen.records and not wants:
-        return state, out
-    return with_results(ready, fn.owner, columns, captured.new_buffers, results[captured.num_outputs :]), out
+    records = wants and chosen.records
+    after = with_results(ready if records else state, fn.owner, columns, captured.new_buffers, new, records=records)
+    if own:
+        assigned = {name: after.buffers[fn.owner][name] for name in own if name in captured.new_buffers}
+        after = replace(after, buffers=after.buffers.set(fn.owner, FrozenDict({**own, **assigned})))
+    return after, out

@@ -50,22 +50,29 @@ def update_scales(state: CompilerState, owner: Any = None) -> CompilerState:
 
 
 def updated(held: Fp8State) -> Fp8State:
-    """Returns one owner's scales after a step."""
-    recipe, history = held.recipe, held.amax_history
-    limits = torch.tensor([recipe.fp8_max(role) for _, role in held.columns], device=history.device)
-    if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
-        history, scale = _by_functions(held, limits)
-    else:
-        algorithm = recipe.amax_compute_algo
-        history, scale = kernels.update_scales(
-            history, held.scale, fp8_max=limits, algorithm=algorithm, margin=recipe.margin
+    """Returns one owner's scales after a step; those of an ensemble have a dimension of members in front."""
+    if held.scale.dim() > 1:
+        history, scale = torch.vmap(lambda history, scale: _updated(held, history, scale))(
+            held.amax_history, held.scale
         )
+    else:
+        history, scale = _updated(held, held.amax_history, held.scale)
     return replace(held, amax_history=history, scale=scale)
 
 
-def _by_functions(held: Fp8State, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _updated(held: Fp8State, history: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    recipe = held.recipe
+    limits = torch.tensor([recipe.fp8_max(role) for _, role in held.columns], device=history.device)
+    if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
+        return _by_functions(recipe, history, scale, limits)
+    algorithm = recipe.amax_compute_algo
+    return kernels.update_scales(history, scale, fp8_max=limits, algorithm=algorithm, margin=recipe.margin)
+
+
+def _by_functions(
+    recipe: Any, history: torch.Tensor, old: torch.Tensor, limits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The update by functions of the user; columns that staged nothing stay as they are."""
-    recipe, history, old = held.recipe, held.amax_history, held.scale
     last = history[0]
     ran = (last > 0) & last.isfinite()
     if callable(recipe.amax_compute_algo):

@@ -11,6 +11,7 @@ import torch
 from scoped_fn._scales import updated
 from scoped_fn._torch.dual import in_transform
 from scoped_fn._torch.levels import in_vmap, innermost_level
+from scoped_fn._torch.tracing import any_transform_active
 from scoped_fn._torch.wrapped import is_at
 from scoped_fn.state import CompilerState
 from scoped_fn.state import fp8_state as of_owner
@@ -78,7 +79,9 @@ def _is_inside(held: of_owner.Fp8State) -> bool:
     Amaxes of the indices of a vmap have to be merged first, unless each has scales of its own; and a gradient inside a
     loss is no step.
     """
-    if torch.compiler.is_dynamo_compiling() or not in_transform():
+    if torch.compiler.is_dynamo_compiling():
+        return any_transform_active()
+    if not in_transform():
         return False
     return not (in_vmap() and is_at(held.scale, innermost_level()))
 

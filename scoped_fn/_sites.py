@@ -99,31 +99,37 @@ def _product(node: torch.fx.Node, x: Any, w: Any, bias: Any, weights: frozenset[
 def origin(node: Any, weights: frozenset[torch.fx.Node]) -> torch.fx.Node | None:
     """Returns the weight that a node is a view or cast of, or None."""
     while isinstance(node, torch.fx.Node) and node not in weights:
-        name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
-        if node.op not in ("call_function", "call_method") or name not in VIEWS or not node.args:
+        if not is_view(node):
             return None
         node = node.args[0]
     return node if isinstance(node, torch.fx.Node) else None
 
 
+def is_view(node: torch.fx.Node) -> bool:
+    """Returns whether a node is a view, copy or cast of another."""
+    name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
+    return node.op in ("call_function", "call_method") and name in VIEWS and bool(node.args)
+
+
 class Names:
     """Gives each matmul the name of its site; a layer that is called twice is one site."""
 
-    def __init__(self, names_of: Mapping[torch.fx.Node, tuple[str, ...]]) -> None:
-        """Takes the names of each weight's placeholder."""
+    def __init__(self, names_of: Mapping[torch.fx.Node, tuple[str, ...]], layers: Sequence[str]) -> None:
+        """Takes the names of each weight's placeholder, and those of all linear layers."""
         self.names_of = names_of
-        self.given: dict[str, Any] = {}
+        weights = [name.removesuffix(".weight") for names in names_of.values() for name in names]
+        self.given: dict[str, Any] = dict.fromkeys([*weights, *layers])  # no other matmul may be called so
 
     def of(self, found: Matmul, weight: torch.fx.Node | None) -> str:
         """Returns the name of a matmul whose weight is that placeholder of the outermost graph."""
-        path = module_path(found.node)
+        path, kind = module_path(found.node)
+        if path and found.kind == "linear" and isinstance(kind, type) and issubclass(kind, torch.nn.Linear):
+            return path
         if weight is None:
-            return self._unique(f"{path}.matmul".lstrip(".") if found.kind == "matmul" else path or "linear", found.w)
+            return self._unique(f"{path}.{found.kind}".lstrip("."), found.w)
         names = self.names_of[weight]
-        if path and any(name.rpartition(".")[0] == path for name in names):
-            own = next(name for name in names if name.rpartition(".")[0] == path)
-            return path if own == f"{path}.weight" else own
-        return names[0].removesuffix(".weight")
+        own = next((name for name in names if path and name.rpartition(".")[0] == path), names[0])
+        return own.removesuffix(".weight")
 
     def _unique(self, base: str, w: Any) -> str:
         name, count = base, 0
@@ -133,12 +139,12 @@ class Names:
         return name
 
 
-def module_path(node: torch.fx.Node) -> str:
-    """Returns where the module that a node belongs to is in the model, such as `layers.0.attn`; "" if unknown."""
+def module_path(node: torch.fx.Node) -> tuple[str, Any]:
+    """Returns where the module that a node belongs to is, such as `layers.0.attn`, and its class; "" if unknown."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = stack[-1][0] if stack else ""
+    path, kind = stack[-1] if stack else ("", None)
     prefix, _, rest = path.partition(".call")
-    return dotted(rest).strip(".") if prefix == "L['source']" else ""
+    return (dotted(rest).strip("."), kind) if prefix == "L['source']" else ("", None)
 
 
 def dotted(name: str) -> str:

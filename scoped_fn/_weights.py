@@ -15,7 +15,7 @@ from scoped_fn._fp8_plan import ROLES, Column, scope_key
 from scoped_fn._fp8_results import with_columns
 from scoped_fn._quantized_params import QuantizedParams
 from scoped_fn._replay import CHECKPOINT
-from scoped_fn._sites import origin
+from scoped_fn._sites import is_view, origin
 from scoped_fn._state_check import check_state
 from scoped_fn.kernels import encode_weight, fp8_linear, fp8_matmul
 from scoped_fn.stages.captured import Captured
@@ -118,7 +118,9 @@ def _collect(gm: torch.fx.GraphModule, values: dict[Any, torch.Tensor], found: d
     for node in gm.graph.nodes:
         if node.target in (fp8_linear, fp8_matmul) and origin(node.args[1], frozenset(values)) is not None:
             weight = _value(node.args[1], values)
-            if weight is not None:
+            if weight is None:
+                found.setdefault(node.meta[SITE], []).append(torch.empty(0))  # it cannot be quantized beforehand
+            else:
                 transposed = node.target is fp8_matmul and not node.args[6] and weight.dim() > 1
                 found.setdefault(node.meta[SITE], []).append(weight.mT if transposed else weight)
         elif node.target is CHECKPOINT:
@@ -128,10 +130,10 @@ def _collect(gm: torch.fx.GraphModule, values: dict[Any, torch.Tensor], found: d
 
 
 def _value(node: torch.fx.Node, values: dict[Any, torch.Tensor]) -> Any:
-    """Returns the value of a view or cast of a parameter; None if it depends on more."""
+    """Returns the value of a view or cast of a parameter; None if it depends on more, or may be changed in place."""
     if node in values:
         return values[node]
-    if len(node.all_input_nodes) != 1:
+    if len(node.all_input_nodes) != 1 or not _is_only_read(node):
         return None
     first = _value(node.args[0], values)  # type: ignore[arg-type]
     if first is None:
@@ -139,3 +141,10 @@ def _value(node: torch.fx.Node, values: dict[Any, torch.Tensor]) -> Any:
     if node.op == "call_method":
         return getattr(first, str(node.target))(*node.args[1:], **node.kwargs)
     return node.target(first, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+
+
+def _is_only_read(node: torch.fx.Node) -> bool:
+    """Whether nothing but views and FP8 matmuls uses a value."""
+    return all(
+        user.target in (fp8_linear, fp8_matmul) or (is_view(user) and _is_only_read(user)) for user in node.users
+    )

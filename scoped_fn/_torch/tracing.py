@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C import _are_functorch_transforms_active as any_transform_active
 from torch._C import _DisableAutocast as disable_autocast
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_hooks
@@ -17,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 __all__ = [
+    "any_transform_active",
     "call_as_node",
     "disable_autocast",
     "is_any_autocast_enabled",

@@ -66,10 +66,12 @@ def find_sites(captured: Captured, scope: AutocastScope) -> Sites:
     region, names_of = Region(copy_graph(captured.graph.gm)), _names_of(captured)
     placeholders = region.gm.graph.find_nodes(op="placeholder")
     weight_of = {placeholders[i]: placeholders[i] for i in names_of}
-    names = Names({placeholders[i]: given for i, given in names_of.items()})
+    layers = _layers(captured)
+    names = Names({placeholders[i]: given for i, given in names_of.items()}, layers)
     region.find(weight_of, names, every=scope.sites == "all")
     found = region.everything()
-    check_skip(scope.skip, [*(name for _, name in found), *_layers(captured, names_of)])
+    own = [name.removesuffix(".weight") for given in names_of.values() for name in given if not name.endswith(".bias")]
+    check_skip(scope.skip, [*(name for _, name in found), *layers, *own])
     kinds = {name: m.kind for m, name in found if not skipped(name, scope.skip) and check_dtype(m, name)}
     if kinds and (uses_transforms(captured.graph.gm) or captured.needs_code):
         raise CaptureError(
@@ -92,15 +94,11 @@ def _names_of(captured: Captured) -> dict[int, tuple[str, ...]]:
     return {i: tuple(aliases[name]) for i, name in enumerate(source.params)}
 
 
-def _layers(captured: Captured, names_of: dict[int, tuple[str, ...]]) -> list[str]:
-    """Returns the names of layers that other calls may have as sites."""
-    own = [name.removesuffix(".weight") for names in names_of.values() for name in names]
+def _layers(captured: Captured) -> list[str]:
+    """Returns the names of linear layers, which other calls may have as sites."""
     call = captured.source.call
-    if not isinstance(call, torch.nn.Module):
-        return own
-    return [name for name, part in call.named_modules() if name and isinstance(part, torch.nn.Linear)] + [
-        name for name in own if not name.endswith(".bias")
-    ]
+    parts = call.named_modules() if isinstance(call, torch.nn.Module) else ()
+    return [name for name, part in parts if name and isinstance(part, torch.nn.Linear)]
 
 
 def rewrite(

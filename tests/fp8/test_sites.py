@@ -146,3 +146,56 @@ def test_with_several_functions_the_owner_has_to_be_said() -> None:
 def test_a_released_function_takes_its_scales_along() -> None:
     run, _ = example()
     assert run.fn.owner not in sf.release(run.state, run.fn).fp8
+
+
+class Beside(nn.Module):
+    """A layer called as a product without a parameter would be, and such a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("big", torch.randn(8, 8) * 1e4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, self.big), self.linear(x)
+
+
+class TwiceNormed(nn.Module):
+    """A layer with a computed weight, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.fc(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [(Beside, {"linear", "linear_1"}), (TwiceNormed, {"fc"})], ids=["beside", "twice normed"]
+)
+def test_no_two_weights_have_one_name_and_no_layer_two(model: Callable[[], nn.Module], expected: set[str]) -> None:
+    torch.manual_seed(0)
+    _, fn = sf.compile(sf.autocast(sf.init_state(), recipe("delayed")), model(), (torch.randn(3, 8),), backend="eager")
+    assert set(fn.sites) == expected
+
+
+class Changed(nn.Module):
+    """A copy of a weight that is changed in place before it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.w.clone()
+        w.masked_fill_(w < 0, 5.0)
+        return F.linear(x, w)
+
+
+def test_a_weight_that_is_changed_in_place_is_not_quantized_beforehand() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 8)
+    state, fn = sf.compile(sf.autocast(sf.init_state(), recipe("current")), Changed(), (x,), backend="eager")
+    state, weights = sf.quantize_weights(state, fn, fn.params)
+    assert torch.equal(fn(state, weights, x)[1], fn(state, fn.params, x)[1])
