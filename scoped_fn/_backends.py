@@ -12,6 +12,7 @@ import torch.fx
 
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import copy_graph, fake_inputs, output_values
+from scoped_fn._shared_casts import share_casts
 from scoped_fn._torch.inductor import (
     compile_with_inductor,
     decompose,
@@ -90,7 +91,7 @@ def make_code(
     gm = copy_graph(gm)
     fusible = any(node.target in FUSIBLE for node in gm.graph.nodes)
     if backend == "inductor" and (fusible or role.lowered_for != "inductor"):
-        gm = decompose(gm, fake_inputs(gm), FUSIBLE)
+        gm = share_casts(decompose(gm, fake_inputs(gm), FUSIBLE))
     examples = _restrided(fake_inputs(gm), input_strides)
     if not any(isinstance(value, torch.fx.Node) for value in output_values(gm)):
         return _positional(gm.forward), ()  # nothing to compute: Inductor refuses such a graph

@@ -35,7 +35,8 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 def alive_in_fp8() -> int:
     """How many FP8 tensors Python still holds."""
     gc.collect()
-    return sum(type(one) is torch.Tensor and one.dtype in FP8 for one in gc.get_objects())
+    held = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype in FP8]
+    return sum(one.device.type != "meta" for one in held)  # graphs keep shapes, without memory
 
 
 @pytest.mark.parametrize("length", [1, 3, 16])
