@@ -32,7 +32,7 @@ def _steps() -> list[Row]:
     recipes = {"float32": None, "delayed": sf.DelayedScaling(), "current": sf.Float8CurrentScaling()}
     steps = {name: _scoped(recipe, batch) for name, recipe in recipes.items()}
     steps |= {"torchao": _torchao(batch), "scales": _work_on_scales()}
-    times = medians_us(steps, rounds=15)
+    times = medians_us(steps, rounds=25)
     demo, torchao = "step of the demo model", "torchao float8, emulated, torch.compile"
     return [
         _row(f"{demo}, FP8 delayed", torchao, times["delayed"], times["torchao"], 1.0),
@@ -49,7 +49,8 @@ def _work_on_scales() -> Callable[[], object]:
 
 
 def _scoped(recipe: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], object]:
-    state = sf.init_state() if recipe is None else sf.autocast(sf.init_state(), recipe)
+    # The layers that torchao converts: the product with the token embedding is none.
+    state = sf.init_state() if recipe is None else sf.autocast(sf.init_state(), recipe, skip=("token_embedding",))
     state, fn = sf.compile(state, GPT(GPTConfig(), seed=0), batch)
     step = sf.value_and_grad(fn)
     params = {name: value.detach() for name, value in fn.params.items()}
