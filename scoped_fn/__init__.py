@@ -4,19 +4,19 @@ if __name__ != "scoped_fn":
     raise ImportError(f"Expected to be imported as 'scoped_fn', got {__name__!r}. Write: import scoped_fn")
 
 from scoped_fn import passes, recipes, stages
-from scoped_fn._autocast import autocast, end_autocast, with_autocast
 from scoped_fn._carry import jvp, vjp, vmap
 from scoped_fn._compile import compile
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._engine import Engine
 from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError
+from scoped_fn._fp8.quantized_params import QuantizedParams
+from scoped_fn._fp8.scales import update_scales
+from scoped_fn._fp8.scopes import autocast, end_autocast, with_autocast
+from scoped_fn._fp8.sinks import stage_gradients, watch_gradients
+from scoped_fn._fp8.weights import quantize_weights
 from scoped_fn._graph import Graph, copy_graph
-from scoped_fn._quantized_params import QuantizedParams
 from scoped_fn._runtime import CacheInfo
-from scoped_fn._scales import update_scales
-from scoped_fn._sinks import stage_gradients, watch_gradients
 from scoped_fn._transforms import grad, value_and_grad
-from scoped_fn._weights import quantize_weights
 from scoped_fn.passes import Passes
 from scoped_fn.recipes import (
     CustomRecipe,

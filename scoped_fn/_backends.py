@@ -11,8 +11,8 @@ import torch
 import torch.fx
 
 from scoped_fn._errors import SpecError
+from scoped_fn._fp8.shared_casts import share_casts
 from scoped_fn._graph import copy_graph, fake_inputs, output_values
-from scoped_fn._shared_casts import share_casts
 from scoped_fn._torch.inductor import (
     compile_with_inductor,
     decompose,

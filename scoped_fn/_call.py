@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from scoped_fn._fp8_plan import AMAX, SINK, ScopeKey
-from scoped_fn._fp8_results import with_columns, with_results
-from scoped_fn._quantized_params import QuantizedParams
+from scoped_fn._fp8.plan import AMAX, SINK, ScopeKey
+from scoped_fn._fp8.quantized_params import QuantizedParams
+from scoped_fn._fp8.results import with_columns, with_results
 from scoped_fn._runtime import Memo, Variant
 from scoped_fn._structure import Structure
 from scoped_fn.stages.autocast import Sites, find_sites, rewrite

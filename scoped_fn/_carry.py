@@ -8,7 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8_results import staged_since, with_staged, without_staged
+from scoped_fn._fp8.results import staged_since, with_staged, without_staged
 from scoped_fn._torch.levels import innermost_level
 from scoped_fn._torch.wrapped import is_at
 from scoped_fn._transforms import StatefulFn

@@ -10,14 +10,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from scoped_fn._autocast import autocast
 from scoped_fn._backends import Backend
 from scoped_fn._compile import compile
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8_results import without_staged
-from scoped_fn._scales import update_scales
-from scoped_fn._sinks import lacks_sinks, stage_gradients, watch_gradients
+from scoped_fn._fp8.results import without_staged
+from scoped_fn._fp8.scales import update_scales
+from scoped_fn._fp8.scopes import autocast
+from scoped_fn._fp8.sinks import lacks_sinks, stage_gradients, watch_gradients
 from scoped_fn._torch.dual import in_transform
 from scoped_fn.recipes import Recipe
 from scoped_fn.state import CompilerState, Fp8State, init_state, set_buffers

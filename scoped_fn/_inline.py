@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scoped_fn._errors import SpecError
-from scoped_fn._inline_fp8 import inlined_fp8
+from scoped_fn._fp8.inline import inlined_fp8
 from scoped_fn.state import CompilerState, FrozenDict, OwnershipError, active_scope
 
 if TYPE_CHECKING:

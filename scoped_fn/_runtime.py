@@ -13,7 +13,7 @@ import torch
 
 from scoped_fn._ambient import Ambient, ambient_settings
 from scoped_fn._backends import Code
-from scoped_fn._fp8_plan import scope_key
+from scoped_fn._fp8.plan import scope_key
 from scoped_fn._specs import TensorSpec, matches
 from scoped_fn._structure import Structure
 from scoped_fn._torch.dynamo import compile_lock

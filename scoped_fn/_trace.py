@@ -14,7 +14,7 @@ from scoped_fn._ambient import without_autocast
 from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._backends import Backend, decompositions, tracing_options
 from scoped_fn._checked_op import keep_checks
-from scoped_fn._shared_quantizations import share_quantizations
+from scoped_fn._fp8.shared_quantizations import share_quantizations
 from scoped_fn._specs import TensorSpec
 from scoped_fn._torch.aten import functional_graph, visible_mutations
 from scoped_fn._torch.flat import Flat, vjp_flat

@@ -10,10 +10,10 @@ import torch
 
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8_results import without_staged
+from scoped_fn._fp8.quantized_params import QuantizedParams
+from scoped_fn._fp8.results import without_staged
+from scoped_fn._fp8.sinks import close_sinks, lacks_sinks, open_sinks, recorded, with_sinks
 from scoped_fn._one_graph import check_scalar
-from scoped_fn._quantized_params import QuantizedParams
-from scoped_fn._sinks import close_sinks, lacks_sinks, open_sinks, recorded, with_sinks
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch.dual import in_transform
 from scoped_fn._whole_step import WholeStep

@@ -11,8 +11,8 @@ import torch
 from scoped_fn._ambient import ambient_settings
 from scoped_fn._chain import Training
 from scoped_fn._compose import call, differentiable_call
+from scoped_fn._fp8.inline import Inline
 from scoped_fn._halves import code_halves
-from scoped_fn._inline_fp8 import Inline
 from scoped_fn._job import Job
 from scoped_fn._root import Root
 from scoped_fn._runtime import Launch, Memo, Variant, launch_code

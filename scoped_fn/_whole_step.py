@@ -13,9 +13,9 @@ from scoped_fn._backends import GraphRole
 from scoped_fn._call import Call
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
+from scoped_fn._fp8.scales import updated
 from scoped_fn._one_graph import one_graph, only_value_differs
 from scoped_fn._runtime import Variant
-from scoped_fn._scales import updated
 from scoped_fn._specialize import recapture
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._variants import Finish, finish_outputs, keep_for_traces, whole_variant

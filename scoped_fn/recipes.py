@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scoped_fn._recipe_checks import (
+from scoped_fn._fp8.recipe_checks import (
     check_blocks,
     check_bool,
     check_choice,

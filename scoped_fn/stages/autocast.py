@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from scoped_fn._errors import CaptureError
-from scoped_fn._fp8_plan import AMAX, ROLES, SCALE, SINK, Fp8Plan, ScopeKey, check_weights, plan_of, scope_key
-from scoped_fn._fp8_results import with_columns
-from scoped_fn._fp8_rewrite import Region, collect_amaxes, layout_of
+from scoped_fn._fp8.plan import AMAX, ROLES, SCALE, SINK, Fp8Plan, ScopeKey, check_weights, plan_of, scope_key
+from scoped_fn._fp8.results import with_columns
+from scoped_fn._fp8.rewrite import Region, collect_amaxes, layout_of
+from scoped_fn._fp8.sites import Names, check_dtype, check_skip, dotted, skipped
 from scoped_fn._graph import Graph, copy_graph, output_values
 from scoped_fn._replay import uses_transforms
-from scoped_fn._sites import Names, check_dtype, check_skip, dotted, skipped
 from scoped_fn._specs import TensorSpec, spec_of
 from scoped_fn.stages.captured import Captured
 from scoped_fn.state import AutocastScope, CompilerState, active_scope

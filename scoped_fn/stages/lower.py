@@ -11,8 +11,8 @@ import torch.fx
 from scoped_fn._backends import Backend, check_backend, decompositions, tracing_options
 from scoped_fn._checked_op import keep_checks
 from scoped_fn._errors import CaptureError, SpecError
+from scoped_fn._fp8.shared_quantizations import share_quantizations
 from scoped_fn._graph import Graph, copy_graph, output_values
-from scoped_fn._shared_quantizations import share_quantizations
 from scoped_fn._torch.aot import ExportedGraph, export_with_aot
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.levels import apart

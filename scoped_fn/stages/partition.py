@@ -10,8 +10,8 @@ import torch
 import torch.fx
 
 from scoped_fn._backends import improve
+from scoped_fn._fp8.recompute_codes import recompute_codes
 from scoped_fn._graph import Graph, copy_graph, fake_inputs, output_values
-from scoped_fn._recompute_codes import recompute_codes
 from scoped_fn._torch.aot import partition_with_min_cut
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn.stages.lower import Joint

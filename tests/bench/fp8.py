@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import scoped_fn as sf
-from scoped_fn._scales import updated
-from scoped_fn._shared_quantizations import QUANTIZE
+from scoped_fn._fp8.scales import updated
+from scoped_fn._fp8.shared_quantizations import QUANTIZE
 from scoped_fn.demo.gpt import GPT, Block, GPTConfig
 from scoped_fn.demo.options import TrainOptions
 from scoped_fn.demo.text import read_corpus

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.fx
 
-from scoped_fn._fp8_plan import ROLES, Column, Fp8Plan, delayed_roles
+from scoped_fn._fp8.plan import ROLES, Column, Fp8Plan, delayed_roles
+from scoped_fn._fp8.sites import Matmul, Names, matmuls
 from scoped_fn._graph import copy_graph, fake_value, output_values
 from scoped_fn._replay import CHECKPOINT
-from scoped_fn._sites import Matmul, Names, matmuls
 from scoped_fn.kernels import MatmulRule, fp8_linear, fp8_matmul
 
 Node = torch.fx.Node

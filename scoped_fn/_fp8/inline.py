@@ -10,8 +10,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8_plan import AMAX, scope_key
-from scoped_fn._fp8_results import with_columns, with_results
+from scoped_fn._fp8.plan import AMAX, scope_key
+from scoped_fn._fp8.results import with_columns, with_results
 from scoped_fn._replay import transformable
 from scoped_fn._structure import Structure, unflatten
 from scoped_fn._torch.tracing import any_transform_active

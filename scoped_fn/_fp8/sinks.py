@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scoped_fn._scales import updated
+from scoped_fn._fp8.scales import updated
 from scoped_fn._torch.dual import in_transform
 from scoped_fn._torch.levels import in_vmap, innermost_level
 from scoped_fn._torch.tracing import any_transform_active

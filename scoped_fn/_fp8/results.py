@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scoped_fn._fp8_plan import AMAX, SINK, Column
+from scoped_fn._fp8.plan import AMAX, SINK, Column
 from scoped_fn.state import CompilerState, Fp8State, FrozenDict, active_scope
 from scoped_fn.state.fp8_state import needed_fp8, stage_amax, with_sinks
 

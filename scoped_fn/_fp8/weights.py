@@ -11,11 +11,11 @@ import torch.fx
 
 from scoped_fn._compiled import CompiledFn, ordered_params
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8_plan import ROLES, Column, scope_key
-from scoped_fn._fp8_results import with_columns
-from scoped_fn._quantized_params import QuantizedParams
+from scoped_fn._fp8.plan import ROLES, Column, scope_key
+from scoped_fn._fp8.quantized_params import QuantizedParams
+from scoped_fn._fp8.results import with_columns
+from scoped_fn._fp8.sites import is_view, origin
 from scoped_fn._replay import CHECKPOINT
-from scoped_fn._sites import is_view, origin
 from scoped_fn._state_check import check_state
 from scoped_fn.kernels import encode_weight, fp8_linear, fp8_matmul
 from scoped_fn.stages.captured import Captured

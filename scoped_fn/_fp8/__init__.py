@@ -1,0 +1,1 @@
+"""FP8 autocast: scopes, sites, scales, and what compiled functions need of them."""
