@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from scoped_fn.kernels._checks import FLOATS
 from scoped_fn.kernels._operands import encode
 from scoped_fn.kernels.fp8_matmul import Codes, Optional, matmul_op
 from scoped_fn.kernels.rules import Quantizer
@@ -139,6 +140,11 @@ def _call(
     codes: Codes,
     shape: tuple[int, ...],
 ) -> Results:
+    if x.dtype != w.dtype or x.dtype not in FLOATS:
+        raise TypeError(
+            f"Expected an input and a weight of one dtype, float32, bfloat16 or float16, got {x.dtype} and {w.dtype}. "
+            "Convert one of them."
+        )
     sink = x.new_zeros((), dtype=torch.float32) if sink is None else sink
     batch_of_one = [None if t is None else t[None] for t in (bias, *scales, sink, *codes)]
     y, amax, sink = matmul_op(x, w, *batch_of_one, rule)

@@ -74,7 +74,7 @@ class CompiledFn:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The matmuls that run in FP8 in calls like the first one, by name."""
+        """The matmuls that run in FP8 in calls like the first, in the scope that was open at compile, by name."""
         return tuple(self.captured.fp8.rules) if self.captured.fp8 else ()
 
     @property

@@ -39,6 +39,7 @@ class Engine(nn.Module):
         skip: Names of layers that stay in high precision.
         backend: As in `compile`.
         state: A state to begin with; a new one by default.
+        rng: As in `compile`: "torch" for models with dropout.
 
     Example:
         >>> import torch, scoped_fn as sf
@@ -60,18 +61,22 @@ class Engine(nn.Module):
         skip: Sequence[str] = (),
         backend: Backend = "inductor",
         state: CompilerState | None = None,
+        rng: str | None = None,
     ) -> None:
+        """Compiles the model for the mode that it is in."""
         super().__init__()
+        if isinstance(kwargs, Recipe):
+            raise SpecError(f"Expected kwargs as a dict, got {type(kwargs).__name__}. Write recipe=....")
         if not isinstance(model, nn.Module):
             raise SpecError(f"Expected a torch.nn.Module, got a {type(model).__name__}. For functions use sf.compile.")
         state = init_state() if state is None else state
         state = state if recipe is None else autocast(state, recipe, skip=skip)
         self.model = model
         self.training = model.training
-        self._backend = backend
+        self._options: dict[str, Any] = {"backend": backend, "rng": rng}
         self._example = (inputs, kwargs)
         self._functions: dict[bool, CompiledFn] = {}
-        self.state, self._functions[model.training] = compile(state, model, inputs, kwargs, backend=backend)
+        self.state, self._functions[model.training] = compile(state, model, inputs, kwargs, **self._options)
         self.register_state_dict_post_hook(_rename_saved)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rename_loaded)  # type: ignore[no-untyped-call]
 
@@ -81,7 +86,7 @@ class Engine(nn.Module):
         mode = self.model.training
         if mode not in self._functions:
             inputs, kwargs = self._example
-            state, made = compile(self.state, self.model, inputs, kwargs, backend=self._backend)
+            state, made = compile(self.state, self.model, inputs, kwargs, **self._options)
             self.state, self._functions[mode] = self._with_scales(state, made), made
         return self._functions[mode]
 

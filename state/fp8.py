@@ -92,6 +92,8 @@ def describe_fp8(state: CompilerState, owner: Any = None) -> dict[str, dict[str,
         ValueError: Several owners have FP8 scales, and none is named.
         OwnershipError: The state does not hold the owner.
     """
+    if not isinstance(state, CompilerState):
+        raise TypeError(f"Expected a CompilerState, got a {type(state).__name__}. Write describe_fp8(state, fn).")
     if owner is None and not state.fp8:
         return {}
     held: Fp8State = state.fp8[the_owner(state, owner)]

@@ -56,6 +56,8 @@ def quantize_weights(
         True
     """
     check_state(state)
+    if not isinstance(fn, CompiledFn):
+        raise SpecError(f"Expected a compiled function, got a {type(fn).__name__}. Pass the fn that compile gave.")
     captured = _captured(state, fn)
     named = dict(zip(captured.source.params, ordered_params(fn, params), strict=True))
     state = with_columns(state, fn.owner, captured.fp8.columns, captured.fp8.request)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import scoped_fn as sf
 from tests.fp8.networks import mlp
@@ -93,3 +94,28 @@ def test_a_wrong_operation_says_what_was_expected(operation: Callable[[sf.Compil
     with pytest.raises((TypeError, ValueError, KeyError, RuntimeError), match="Expected .*got"):
         operation(state)
     assert state.autocast == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bfloat16])
+def test_an_input_of_another_dtype_than_the_weight_is_refused(dtype: torch.dtype) -> None:
+    state = sf.autocast(sf.init_state(), sf.Float8CurrentScaling())
+    state, fn = sf.compile(state, nn.Linear(8, 4), (torch.ones(2, 8),), backend="eager")
+    with pytest.raises(Exception, match="Expected an input and a weight of one dtype.*got"):
+        fn(state, fn.params, torch.ones(2, 8).to(dtype))
+
+
+def test_a_step_in_place_of_a_function_is_refused_in_words() -> None:
+    state = sf.autocast(sf.init_state(), sf.Float8CurrentScaling())
+    state, fn = sf.compile(state, nn.Linear(8, 4), (torch.ones(2, 8),), backend="eager")
+    with pytest.raises(sf.SpecError, match="Expected a compiled function, got a WholeStep"):
+        sf.quantize_weights(state, sf.value_and_grad(fn), fn.params)
+    with pytest.raises(TypeError, match="Expected a CompilerState, got a CompiledFn"):
+        sf.describe_fp8(fn)
+    with pytest.raises(sf.SpecError, match="Write recipe="):
+        sf.Engine(nn.Linear(8, 4), (torch.ones(2, 8),), sf.DelayedScaling())
+
+
+def test_an_engine_takes_dropout_where_it_is_asked_to() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5))
+    engine = sf.Engine(model, (torch.ones(2, 8),), recipe=sf.Float8CurrentScaling(), backend="eager", rng="torch")
+    assert (engine(torch.ones(64, 8)) == 0).float().mean() > 0.2
