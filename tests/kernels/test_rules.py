@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scoped_fn.kernels import MatmulRule, Quantizer
@@ -24,15 +24,16 @@ quantizers = st.one_of(
     ),
     st.just(Quantizer("none")),
 )
-rules = st.builds(
-    MatmulRule,
-    quantizers,
-    quantizers,
-    quantizers,
-    st.tuples(st.booleans(), st.booleans(), st.booleans()),
-    st.sampled_from(["quantized", "dequantized", "high_precision"]),
-    st.booleans(),
-)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> MatmulRule:
+    """Any rule whose operands are transformed alike."""
+    x, w, dy = draw(quantizers), draw(quantizers), draw(quantizers)
+    assume(not w.hadamard and x.hadamard == dy.hadamard)
+    fast = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
+    backward = draw(st.sampled_from(["quantized", "dequantized", "high_precision"]))
+    return MatmulRule(x, w, dy, fast, backward, draw(st.booleans()))
 
 
 @given(quantizers)
@@ -40,12 +41,12 @@ def test_a_quantizer_comes_back_from_its_text(quantizer: Quantizer) -> None:
     assert Quantizer.parse(str(quantizer)) == quantizer
 
 
-@given(rules)
+@given(rules())
 def test_a_rule_comes_back_from_its_text(rule: MatmulRule) -> None:
     assert MatmulRule.parse(str(rule)) == rule
 
 
-@given(rules, rules)
+@given(rules(), rules())
 def test_rules_that_differ_have_different_texts(one: MatmulRule, other: MatmulRule) -> None:
     assert (str(one) == str(other)) == (one == other)
 
@@ -63,6 +64,12 @@ def test_rules_that_differ_have_different_texts(one: MatmulRule, other: MatmulRu
 def test_a_wrong_quantizer_is_refused_in_words(options: dict, word: str) -> None:
     with pytest.raises(ValueError, match=f"Expected {word} .*got"):
         Quantizer(**options)
+
+
+@pytest.mark.parametrize(("x", "w", "dy"), [(True, False, False), (False, False, True), (True, True, True)])
+def test_operands_that_are_transformed_apart_are_refused_in_words(x: bool, w: bool, dy: bool) -> None:
+    with pytest.raises(ValueError, match="Expected hadamard of input and grad_output alike"):
+        MatmulRule(*[Quantizer("nvfp4", hadamard=transformed) for transformed in (x, w, dy)])
 
 
 def test_a_wrong_backward_is_refused_in_words() -> None:
