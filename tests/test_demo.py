@@ -430,7 +430,9 @@ def test_each_compared_run_is_the_run_of_its_recipe(recipe: str, compared: Compa
     (mine,) = (each for each in compared.content["runs"] if each["recipe"] == recipe)
     assert losses(tmp_path, "--steps", "3", "--recipe", recipe) == mine["losses"]
     alone = metrics(tmp_path)
-    assert (alone["recipe"], alone["validation_loss"]) == (recipe, mine["validation_loss"])
+    assert alone["recipe"] == recipe
+    # With two threads matmuls of the same numbers in other places of memory may differ in the last bit.
+    assert alone["validation_loss"] == pytest.approx(mine["validation_loss"], rel=1e-6)
     assert alone["scales"] == mine["scales"]
 
 
