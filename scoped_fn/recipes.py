@@ -87,8 +87,18 @@ class QuantizerRole:
     name: str
 
 
+class WithHistory:
+    """What scales can be updated by."""
+
+    fp8_format: Format
+
+    def fp8_max(self, role: str) -> float:
+        """Returns the largest number of the format of a role."""
+        return self.fp8_format.value[role == "grad_output"]
+
+
 @dataclass(frozen=True)
-class DelayedScalingRequest:
+class DelayedScalingRequest(WithHistory):
     """What a `CustomRecipe` answers where it wants delayed scaling; fields are those of `DelayedScaling`."""
 
     fp8_format: Format = Format.HYBRID
@@ -100,10 +110,6 @@ class DelayedScalingRequest:
 
     def __post_init__(self) -> None:
         check_delayed(self)
-
-    def fp8_max(self, role: str) -> float:
-        """Returns the largest number of the format of a role."""
-        return self.fp8_format.value[role == "grad_output"]
 
 
 class Recipe:
@@ -127,7 +133,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class DelayedScaling(Recipe):
+class DelayedScaling(WithHistory, Recipe):
     """One scale for each tensor, from the amaxes of earlier steps.
 
     Attributes:
@@ -173,10 +179,6 @@ class DelayedScaling(Recipe):
     def delayed(self) -> Any:
         """What scales are updated by: this recipe."""
         return self
-
-    def fp8_max(self, role: str) -> float:
-        """Returns the largest number of the format of a role."""
-        return self.fp8_format.value[role == "grad_output"]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from scoped_fn.state import AutocastScope
 ROLES = ("input", "weight", "grad_output")
 # No buffer can have such names: a module has no part without a name.
 AMAX, SINK, SCALE = ".fp8.amax", ".fp8.grad_sink", ".fp8.scale"
+SITE = "fp8_site"  # where the call of a site keeps its name, among the metadata of its node
 Column = tuple[str, str]
 Weights = tuple[tuple[str, int, str], ...]
 

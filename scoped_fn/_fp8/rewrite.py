@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from scoped_fn._fp8.plan import ROLES, Column, Fp8Plan, delayed_roles
+from scoped_fn._fp8.plan import ROLES, SITE, Column, Fp8Plan, delayed_roles
 from scoped_fn._fp8.sites import Matmul, Names, matmuls
 from scoped_fn._graph import copy_graph, fake_value, output_values
 from scoped_fn._replay import CHECKPOINT
@@ -114,7 +114,7 @@ class Region:
         for result, value in zip((amax, after), numbers, strict=True):
             if result is not None:
                 result.meta = {"val": value}
-        made.meta = {**node.meta, "val": (fake, *numbers), "fp8_site": name}
+        made.meta = {**node.meta, "val": (fake, *numbers), SITE: name}
         made.meta.pop("example_value", None)
 
     def _codes(self, name: str) -> tuple[Node | None, ...] | None:

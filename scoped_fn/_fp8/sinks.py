@@ -51,12 +51,13 @@ def close_sinks(
     """
     fp8 = after.fp8
     for owner, held in after.fp8.items():
+        if owner not in ran:
+            fp8 = fp8.set(owner, before.fp8.get(owner, held))
+            continue
         held = replace(held, grad_sink=torch.zeros_like(held.grad_sink))
         if owner in amaxes:
             held = of_owner.stage_gradients(held, amaxes[owner])
-        if owner in ran and not accumulate and not _is_inside(held):
-            held = updated(held)
-        fp8 = fp8.set(owner, held if owner in ran else before.fp8.get(owner, held))
+        fp8 = fp8.set(owner, held if accumulate or _is_inside(held) else updated(held))
     return replace(after, fp8=fp8) if after.fp8 else after
 
 

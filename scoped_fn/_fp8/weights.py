@@ -11,7 +11,7 @@ import torch.fx
 
 from scoped_fn._compiled import CompiledFn, ordered_params
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8.plan import ROLES, Column, scope_key
+from scoped_fn._fp8.plan import ROLES, SITE, Column, scope_key
 from scoped_fn._fp8.quantized_params import QuantizedParams
 from scoped_fn._fp8.results import with_columns
 from scoped_fn._fp8.sites import is_view, origin
@@ -21,8 +21,6 @@ from scoped_fn.kernels import encode_weight, fp8_linear, fp8_matmul
 from scoped_fn.stages.captured import Captured
 from scoped_fn.state import CompilerState, active_scope
 from scoped_fn.state.fp8_state import stage_amax
-
-SITE = "fp8_site"
 
 
 def quantize_weights(

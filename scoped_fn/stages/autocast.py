@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from scoped_fn._errors import CaptureError
-from scoped_fn._fp8.plan import AMAX, ROLES, SCALE, SINK, Fp8Plan, ScopeKey, check_weights, plan_of, scope_key
+from scoped_fn._fp8.plan import AMAX, SCALE, SINK, Fp8Plan, ScopeKey, check_weights, plan_of, scope_key
 from scoped_fn._fp8.results import with_columns
 from scoped_fn._fp8.rewrite import Region, collect_amaxes, layout_of
 from scoped_fn._fp8.sites import Names, check_dtype, check_skip, dotted, skipped
@@ -19,7 +19,7 @@ from scoped_fn._replay import uses_transforms
 from scoped_fn._specs import TensorSpec, spec_of
 from scoped_fn.stages.captured import Captured
 from scoped_fn.state import AutocastScope, CompilerState, active_scope
-from scoped_fn.state.fp8_state import selected
+from scoped_fn.state.fp8_state import gradients_of, selected
 
 NUMBER = "fp8_number"
 
@@ -156,7 +156,7 @@ def _add_inputs(region: Region, key: ScopeKey, extras: Sequence[torch.Tensor]) -
 def _spread(region: Region, key: ScopeKey, scale: torch.fx.Node, sink: torch.fx.Node, last: torch.fx.Node) -> None:
     """Takes the vectors apart: one number for each column."""
     graph = region.gm.graph
-    sinks = [column for column in key.columns if column[1] == ROLES[2]]
+    sinks = gradients_of(key.columns)
     with graph.inserting_after(last):
         parts = graph.call_function(torch.unbind, (scale,))
     with graph.inserting_after(parts):
@@ -177,7 +177,7 @@ def _spread(region: Region, key: ScopeKey, scale: torch.fx.Node, sink: torch.fx.
 def _add_outputs(region: Region, key: ScopeKey) -> tuple[str, ...]:
     """Adds the amaxes of all columns and the sinks to what the graph returns."""
     graph, sites = region.gm.graph, list(region.amaxes)
-    sinks = [region.values["sink", column] for column in key.columns if column[1] == ROLES[2]]
+    sinks = [region.values["sink", column] for column in gradients_of(key.columns)]
     made, names = [], []
     with graph.inserting_before(graph.output_node()):
         if sites:
