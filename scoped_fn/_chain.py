@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from scoped_fn._overrides import known_overrides
 from scoped_fn._plan import Plan
+from scoped_fn._torch.config import patched
 from scoped_fn.stages.apply import apply, apply_backward, apply_forward
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import Compiled, compile_backward, compile_forward, compile_inference
 from scoped_fn.stages.lower import Inference, Joint, lower_inference, lower_joint
-from scoped_fn.stages.partition import Split, partition
+from scoped_fn.stages.partition import Split, change_saved, partition
 from scoped_fn.state import CompilerState
 
 
@@ -23,6 +25,11 @@ class Training:
     forward: Compiled
     backward: Compiled
 
+    @property
+    def captured(self) -> Captured:
+        """What they were made from, with every constant that was read."""
+        return self.split.joint.captured
+
 
 @dataclass(frozen=True, eq=False)
 class Forward:
@@ -30,6 +37,11 @@ class Forward:
 
     inference: Inference
     compiled: Compiled
+
+    @property
+    def captured(self) -> Captured:
+        """What they were made from, with every constant that was read."""
+        return self.inference.captured
 
 
 def compile_captured(state: CompilerState, captured: Captured, plan: Plan) -> tuple[CompilerState, Training | Forward]:
@@ -46,7 +58,9 @@ def compile_captured(state: CompilerState, captured: Captured, plan: Plan) -> tu
 
 def compile_training(state: CompilerState, captured: Captured, plan: Plan) -> tuple[CompilerState, Training | None]:
     """Returns the pieces of a call that wants gradients; None if no output depends on what requires one."""
-    joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), plan.backend)
+    wanted = tuple(spec.requires_grad for spec in captured.specs)
+    with patched(known_overrides(state, captured.owner)):
+        joint = lower_joint(captured, wanted, plan.backend)
     if not joint.tangents:
         return state, None
     state, split = split_joint(state, joint, plan)
@@ -58,7 +72,8 @@ def compile_training(state: CompilerState, captured: Captured, plan: Plan) -> tu
 def split_joint(state: CompilerState, joint: Joint, plan: Plan) -> tuple[CompilerState, Split]:
     """Returns the joint graph in two, every pass applied."""
     state, joint = apply(state, joint, plan.passes.joint)
-    state, split = partition(state, joint)
+    state, split = partition(state, joint, plan.passes.partition)
+    state, split = change_saved(state, split, plan.passes.saved)
     state, split = apply_forward(state, split, plan.passes.forward)
     return apply_backward(state, split, plan.passes.backward)
 

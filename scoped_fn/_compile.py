@@ -1,7 +1,9 @@
-"""`compile` and `release`: the chain of stages, in order."""
+"""`compile`: the chain of stages, in order."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,15 +11,22 @@ import torch
 from scoped_fn._backends import Backend, check_backend
 from scoped_fn._chain import Training, compile_captured
 from scoped_fn._compiled import CompiledFn, normal_mode
+from scoped_fn._errors import SpecError
+from scoped_fn._guidance import with_passes
 from scoped_fn._plan import Plan
+from scoped_fn._schedule import Schedule
 from scoped_fn._state_check import check_state
 from scoped_fn.passes import Passes
+from scoped_fn.passes.guided import GuidedPass, as_asked
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.assemble import assemble_inference, assemble_training
 from scoped_fn.stages.autocast import autocast
 from scoped_fn.stages.capture import capture as capture_stage
-from scoped_fn.stages.capture import check_type
+from scoped_fn.stages.capture import check_option
+from scoped_fn.stages.captured import Captured
 from scoped_fn.state import CompilerState
+
+AnyPasses = Passes | GuidedPass | Sequence[Passes | GuidedPass]
 
 
 def compile(
@@ -27,33 +36,42 @@ def compile(
     kwargs: dict[str, Any] | None = None,
     *,
     backend: Backend = "inductor",
-    passes: Passes = Passes(),
+    passes: AnyPasses = Passes(),
+    schedule: Schedule | None = None,
     capture: str = "dynamo",
     rng: str | None = None,
     name: str | None = None,
+    owner: int | None = None,
+    on_stale: str = "recompile",
 ) -> tuple[CompilerState, CompiledFn]:
     """Returns the state with a new owner, and the model as a compiled pure function.
 
     The chain of stages: capture, autocast, lower, partition, compile, assemble. If grad mode is on and a parameter or
     input requires a gradient, forward and backward are compiled, both now; otherwise the forward alone. Calls of
     another kind (other shapes, other Python numbers, with or without gradients, in another autocast scope) compile when
-    they first come, once.
+    they first come, once. Each compile runs under the overrides that the owner has in the state of that call.
 
     Args:
         state: Any state. It stays valid, also when this raises.
         model_or_fn: A `torch.nn.Module`, or a function of structured tensors. A module is read, never written to.
-        inputs: Example positional arguments, a tuple. Only structure, shapes, dtypes and devices matter.
+        inputs: Example positional arguments, a tuple. Only structure, shapes, dtypes and devices matter; passes that
+            need a profile run the model on them once, node by node.
         kwargs: Example keyword arguments.
         backend: "inductor"; "eager", which runs the graphs as they are; or `(gm, example_inputs) -> callable`.
-        passes: Pure graph passes, by level.
+        passes: Pure graph passes, by level; guided passes such as `passes.memory_budget`; or a sequence of both.
+        schedule: Passes by step, for `advance`. The entry that is due at step 0 is in force, or `passes` if none is.
         capture: "dynamo", or "trace" for Python code that Dynamo refuses.
         rng: None refuses random ops; "torch" lets them draw from torch's generators, as eager does. That is impure:
             the result depends on the generator, not on the state.
         name: What messages call the owner; by default the class or function's name.
+        owner: A token from `acquire`, for overrides before the first compile; by default a new one.
+        on_stale: What a call does whose state has another value of a constant that its code read: "recompile", or
+            "error", which raises `StaleConstant`.
 
     Raises:
         CaptureError: The model is not one pure graph. `MutationError` and `RandomOpError` are kinds of it.
-        SpecError: An option or input is not what it should be.
+        SpecError: An option or input is not what it should be, or passes do not fit together.
+        OwnershipError: The state does not hold the owner, or it has a function.
 
     Example:
         >>> import torch, scoped_fn as sf
@@ -64,13 +82,41 @@ def compile(
     """
     check_state(state)
     check_backend(backend)
-    check_type("passes as", passes, Passes, "Write sf.Passes(joint=my_pass).")
-    plan = Plan(backend, passes, capture)
+    check_option("on_stale", on_stale, ("recompile", "error"))
+    plan = _plan(Plan(backend, Passes(), capture, base=as_asked(passes), on_stale=on_stale), schedule)
     with normal_mode(torch.is_grad_enabled()):
-        state, captured = capture_stage(state, model_or_fn, inputs, kwargs, name=name, mode=capture, rng=rng)
-        state, captured = apply(state, captured, passes.captured)
+        state, pristine = capture_stage(
+            state, model_or_fn, inputs, kwargs, name=name, mode=capture, rng=rng, owner=owner
+        )
+    plan = with_passes(state, pristine, plan, (inputs, kwargs or {}, False))
+    if plan.entry is not None:
+        held = state.owners[pristine.owner]
+        state = replace(state, owners=state.owners.set(pristine.owner, replace(held, entry=plan.entry)))
+    return compile_pristine(state, pristine, plan)
+
+
+def compile_pristine(state: CompilerState, pristine: Captured, plan: Plan) -> tuple[CompilerState, CompiledFn]:
+    """Returns the compiled function of a captured model."""
+    plan = plan.seen_from(state, pristine.owner)
+    with normal_mode(pristine.grad_mode):
+        state, captured = apply(state, pristine, plan.passes.captured)
         state, captured = autocast(state, captured)
         state, pieces = compile_captured(state, captured, plan)
+        options: Any = {"plan": plan, "pristine": pristine}
         if isinstance(pieces, Training):
-            return assemble_training(state, captured, pieces.split, pieces.forward, pieces.backward, plan=plan)
-        return assemble_inference(state, captured, pieces.inference, pieces.compiled, plan=plan)
+            return assemble_training(state, captured, pieces.split, pieces.forward, pieces.backward, **options)
+        return assemble_inference(state, captured, pieces.inference, pieces.compiled, **options)
+
+
+def _plan(plan: Plan, schedule: Any) -> Plan:
+    """Returns the plan with the passes that are in force at step 0."""
+    if schedule is None:
+        return replace(plan, asked=plan.base)
+    if not isinstance(schedule, Schedule):
+        raise SpecError(f"Expected a Schedule, got a {type(schedule).__name__}. Write sf.Schedule([(0, passes), ...]).")
+    return in_force(replace(plan, schedule=schedule), schedule.due(0))
+
+
+def in_force(plan: Plan, entry: int | None) -> Plan:
+    """Returns the plan with an entry of its schedule in force; None for none."""
+    return replace(plan, entry=entry, asked=plan.base if entry is None else plan.schedule.entries[entry][1])

@@ -16,6 +16,7 @@ from scoped_fn._graph import Graph
 from scoped_fn._inline import inlined
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
+from scoped_fn._schedule import Schedule
 from scoped_fn._specs import plain
 from scoped_fn._state_check import check_state
 from scoped_fn._structure import Structure, flatten
@@ -24,7 +25,7 @@ from scoped_fn._torch.levels import at_level, in_vmap, transforms_active
 from scoped_fn._torch.tensors import PLAIN_TYPES, is_fake
 from scoped_fn._torch.tracing import jit_is_tracing, tracing_proxies
 from scoped_fn._torch.wrapped import alive, is_dead, is_transformed, tracked_and_fake
-from scoped_fn.passes import identity
+from scoped_fn.passes.graph_pass import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Inference
 from scoped_fn.stages.partition import Split
@@ -43,10 +44,12 @@ class CompiledFn:
     Attributes:
         owner: Its token in the state.
         captured: The graph of the first call.
+        pristine: The same before any pass or autocast, as the model is: what `recompile` starts from.
     """
 
     owner: int
     captured: Captured
+    pristine: Captured
     _plan: Plan | None
     _memo: Memo
     _split: Split | None = None
@@ -76,6 +79,21 @@ class CompiledFn:
     def sites(self) -> tuple[str, ...]:
         """The matmuls that run in FP8 in calls like the first, in the scope that was open at compile, by name."""
         return tuple(self.captured.fp8.rules) if self.captured.fp8 else ()
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The constants of the state that the code of the first call was made for; `ABSENT` for what was not there."""
+        return dict(self.captured.facts)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of its passes, if it has one."""
+        return self._plan.schedule if self._plan else None
+
+    @property
+    def entry(self) -> int | None:
+        """Which entry of the schedule is in force; None if none is."""
+        return self._plan.entry if self._plan else None
 
     @property
     def joint_graph(self) -> Graph | None:
@@ -190,7 +208,7 @@ class CompiledFn:
             return flatten((args, dict(sorted(kwargs.items()))), "inputs")
         structures = self._memo.structures
         if len(args) not in structures:
-            made, first = flatten((args, {}), "inputs")[1], self._memo.variants[0].structure
+            made, first = flatten((args, {}), "inputs")[1], self.captured.in_structure
             structures[len(args)] = first if made == first else made  # the same object compares fastest
         return list(args), structures[len(args)]
 

@@ -15,5 +15,9 @@ class RandomOpError(CaptureError):
     """The model draws random numbers and nothing says from where."""
 
 
+class StaleConstant(RuntimeError):  # noqa: N818 - it names a state of affairs, as KeyboardInterrupt does
+    """Code that read a constant was called with a state in which it has another value."""
+
+
 class SpecError(TypeError):
     """An argument has the wrong structure, shape, dtype or device, or an option has a value that does not exist."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from scoped_fn._torch.aten import operator_arguments
+
 TORCH_FOLDER, OWN_FOLDER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
 
@@ -66,6 +68,15 @@ def output_values(gm: torch.fx.GraphModule) -> list[Any]:
     return list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
+def draws(node: torch.fx.Node) -> bool:
+    """Returns whether a node draws random numbers."""
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    arguments = operator_arguments(node)
+    return bool(arguments.get("dropout_p", 1.0) != 0.0)  # attention draws only if it drops
+
+
 def user_line(node: torch.fx.Node) -> str:
     """Returns ' (file:line)' of the user's code behind a node, or '' if it is not known."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File " in line]
@@ -112,10 +123,11 @@ def _call_text(node: torch.fx.Node, names: dict[torch.fx.Node, str]) -> str:
     args += [f"{key}={_argument_text(arg, names)}" for key, arg in node.kwargs.items()]
     if node.op == "call_method":
         return f"{args[0]}.{node.target}({', '.join(args[1:])})"
-    return f"{_target_text(node.target)}({', '.join(args)})"
+    return f"{target_text(node.target)}({', '.join(args)})"
 
 
-def _target_text(target: Any) -> str:
+def target_text(target: Any) -> str:
+    """Returns the name of an operation, such as `aten.mm`."""
     if hasattr(target, "overloadpacket"):
         return str(target).removesuffix(".default")
     module = getattr(target, "__module__", None) or ""

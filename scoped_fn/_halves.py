@@ -26,7 +26,6 @@ from scoped_fn._trace import NotDerivableError, trace_joint
 from scoped_fn._training import TrainingCode
 from scoped_fn._unused_outputs import without_tangents
 from scoped_fn.stages.lower import lower_joint
-from scoped_fn.state import init_state
 
 Tensors = Sequence[torch.Tensor]
 
@@ -172,7 +171,7 @@ def _split_root(root: Root, wanted: tuple[int, ...]) -> Parts:
             joint = lower_joint(root.captured, flags, "eager")
             if not joint.tangents:
                 return root.captured.graph, root.captured.graph, (), ()
-            _, split = split_joint(init_state(), joint, replace(root.plan, backend="eager"))
+            _, split = split_joint(root.plan.settings, joint, replace(root.plan, backend="eager"))
     except Exception as error:
         raise NotDerivableError(str(error)) from error
     if joint.new_buffers != root.new_buffers:

@@ -14,11 +14,10 @@ from scoped_fn._graph import Graph, copy_graph, fake_value, output_values
 from scoped_fn._plan import Plan
 from scoped_fn._structure import unflatten
 from scoped_fn._torch.tensors import storage_id
-from scoped_fn.passes import identity
+from scoped_fn.passes.graph_pass import identity
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import Joint
 from scoped_fn.stages.partition import Split
-from scoped_fn.state import CompilerState
 
 
 def check_scalar(value: Any) -> Any:
@@ -52,13 +51,12 @@ def only_value_differs(captured: Captured, has_aux: bool) -> Captured:
     return replace(captured, graph=replace(captured.graph, gm=gm))
 
 
-def one_graph(state: CompilerState, joint: Joint, plan: Plan) -> tuple[Graph, bool]:
-    """Returns forward and backward as one graph, and whether the backend's whole-graph passes are still to come."""
-    by_hand = plan.passes.forward is not identity or plan.passes.backward is not identity
-    if joint.tangents and (by_hand or _has_checkpoint(joint.graph)):
-        _, split = split_joint(state, joint, replace(plan, passes=replace(plan.passes, joint=identity)))
-        return _with_unit_tangents(_merge(split), joint), False
-    return _with_unit_tangents(joint.graph, joint), True
+def one_graph(joint: Joint, plan: Plan) -> tuple[Joint, bool]:
+    """Returns the joint graph without tangents, and whether the backend's whole-graph passes are still to come."""
+    if joint.tangents and (plan.passes.acts_on_halves or _has_checkpoint(joint.graph)):
+        _, split = split_joint(plan.settings, joint, replace(plan, passes=replace(plan.passes, joint=identity)))
+        return replace(split.joint, graph=_with_unit_tangents(_merge(split), joint)), False
+    return replace(joint, graph=_with_unit_tangents(joint.graph, joint)), True
 
 
 def _has_checkpoint(graph: Graph) -> bool:

@@ -7,7 +7,7 @@ at every order. It is traced and compiled when it is first called with plain ten
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,10 +20,12 @@ from scoped_fn._graph import Graph
 from scoped_fn._one_graph import separate_outputs
 from scoped_fn._runtime import Memo, launch_code
 from scoped_fn._specs import TensorSpec, laid_out
+from scoped_fn._torch.config import patched
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.flat import Flat, differentiable_flat, jvp_flat, vjp_flat, vmap_flat
 from scoped_fn._trace import NotDerivableError, or_zeros, probe, trace
 from scoped_fn.stages.compile_graph import compile_graph
+from scoped_fn.state import FrozenDict
 
 Made = TypeVar("Made")
 Key = tuple[Any, ...]
@@ -38,12 +40,14 @@ class Shop:
         backend: What turns graphs into code.
         torch_rng: Whether random ops draw from torch's generators.
         memo: Where compilations and calls are counted.
+        overrides: Settings of torch that compilations run under.
     """
 
     name: str
     backend: Backend
     torch_rng: bool
     memo: Memo
+    overrides: FrozenDict[str, Any] = field(default_factory=FrozenDict)
 
 
 class Pure:
@@ -235,14 +239,15 @@ class Pure:
 
     def _compile(self) -> Code:
         shop = self.shop
-        gm = trace(self.run, self.specs, shop.backend, torch_rng=shop.torch_rng, dual=self.dual)
+        with patched(shop.overrides):
+            gm = trace(self.run, self.specs, shop.backend, torch_rng=shop.torch_rng, dual=self.dual)
         separate_outputs(gm)
         graph = Graph(
             gm, tuple(f"in_{i}" for i in range(len(self.specs))), tuple(f"out_{i}" for i in range(_count(gm)))
         )
         role = GraphRole(_count(gm), is_inference=True, torch_rng=shop.torch_rng, whole=True, lowered_for=shop.backend)
         shop.memo.compiled_graphs += 1
-        return compile_graph(graph, shop.backend, role).code
+        return compile_graph(graph, shop.backend, role, overrides=shop.overrides).code
 
 
 class Batch(NamedTuple):

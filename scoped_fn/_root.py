@@ -9,6 +9,7 @@ import torch
 from scoped_fn._ambient import Ambient
 from scoped_fn._chain import compile_training
 from scoped_fn._live import Live
+from scoped_fn._overrides import known_overrides
 from scoped_fn._plan import Plan
 from scoped_fn._pure import Pure, Shop
 from scoped_fn._replay import make_replay, says_everything, uses_forward_mode
@@ -18,11 +19,10 @@ from scoped_fn._torch.flat import Flat, differentiable_flat
 from scoped_fn._torch.levels import apart
 from scoped_fn._trace import NotDerivableError, first_rules_are_all, probe
 from scoped_fn._training import TrainingCode, training_code
-from scoped_fn.passes import identity
+from scoped_fn.passes.graph_pass import identity
 from scoped_fn.stages.captured import Captured
-from scoped_fn.stages.effects import draws
+from scoped_fn.stages.effects import draws_anywhere
 from scoped_fn.stages.lower import Inference, lower_inference
-from scoped_fn.state import init_state
 
 
 class Root(Pure):
@@ -41,7 +41,9 @@ class Root(Pure):
             self._lowered() if captured.source.buffers or captured.new_buffers or captured.rng == "torch" else None
         )
         self.new_buffers = lowered.new_buffers if lowered else ()
-        shop = Shop(captured.source.name, plan.backend, lowered is not None and draws(lowered.graph.gm), memo)
+        random = lowered is not None and draws_anywhere(lowered.graph.gm)
+        overrides = known_overrides(plan.settings, captured.owner)
+        shop = Shop(captured.source.name, plan.backend, random, memo, overrides)
         specs = [replace(spec, requires_grad=False) for spec in captured.specs]
         params, buffers = len(captured.source.params), len(captured.source.buffers)
         dual = uses_forward_mode(captured.graph.gm)
@@ -64,7 +66,7 @@ class Root(Pure):
 
     def _lowered(self) -> Inference:
         with apart(), torch.no_grad(), self.ambient.restored():
-            return lower_inference(init_state(), self.captured)[1]
+            return lower_inference(self.plan.settings, self.captured)[1]
 
     def training(self, wanted: tuple[int, ...]) -> TrainingCode | None:
         """Returns code of forward and backward, compiled as for plain autograd, and shared with it where that exists.
@@ -76,10 +78,11 @@ class Root(Pure):
         at = captured.num_held - len(captured.constants)
         without_constants = (*specs[:at], *specs[captured.num_held :])
         for variant in memo.variants:
-            if variant.training and variant.serves(self.ambient, captured.in_structure, without_constants):
+            constants = self.plan.settings.constants
+            if variant.training and variant.serves(self.ambient, captured.in_structure, without_constants, constants):
                 return variant.training
         with apart(), torch.inference_mode(False), torch.enable_grad(), self.ambient.restored():
-            _, pieces = compile_training(init_state(), replace(captured, specs=specs), self.plan)
+            _, pieces = compile_training(self.plan.settings, replace(captured, specs=specs), self.plan)
         if pieces is None:
             return None
         memo.compiled_graphs += 2

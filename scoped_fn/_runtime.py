@@ -5,19 +5,23 @@ Nothing here outlives the compiled function that owns it, except through a pendi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from scoped_fn._ambient import Ambient, ambient_settings
 from scoped_fn._backends import Code
+from scoped_fn._errors import StaleConstant
 from scoped_fn._fp8.plan import scope_key
 from scoped_fn._specs import TensorSpec, matches
 from scoped_fn._structure import Structure
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.tracing import disable_autocast, is_any_autocast_enabled
+from scoped_fn.passes.graph_pass import ABSENT
+from scoped_fn.state import FrozenDict
+from scoped_fn.state.constants import same_value
 
 if TYPE_CHECKING:
     from scoped_fn._root import Root
@@ -58,6 +62,7 @@ class Variant:
         new_buffers: Names of the buffers that come back.
         training: Its forward and backward code, if it has that.
         root: Makes what its higher derivatives and batched versions are derived from, if it has them.
+        facts: Constants of the state that its code was made for, and what they were.
     """
 
     kind: Any
@@ -71,10 +76,18 @@ class Variant:
     new_buffers: tuple[str, ...]
     training: TrainingCode | None = None
     root: Callable[[], Root] | None = None
+    facts: Mapping[str, Any] = field(default_factory=FrozenDict)
 
-    def serves(self, ambient: Ambient, structure: Structure, specs: tuple[TensorSpec, ...]) -> bool:
+    def serves(
+        self, ambient: Ambient, structure: Structure, specs: tuple[TensorSpec, ...], constants: Mapping[str, Any]
+    ) -> bool:
         """Returns whether it is for calls with exactly these specs."""
-        return self.ambient == ambient and self.structure == structure and self.specs == specs
+        alike = self.ambient == ambient and self.structure == structure and self.specs == specs
+        return alike and self.holds(constants)
+
+    def holds(self, constants: Mapping[str, Any]) -> bool:
+        """Returns whether its code is right with these constants."""
+        return all(same_value(constants.get(name, ABSENT), value) for name, value in self.facts.items())
 
 
 class Fp8Kind(NamedTuple):
@@ -98,7 +111,8 @@ class Fp8Kind(NamedTuple):
 class Memo:
     """The variants of one compiled function and its counters. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_stale: str = "recompile") -> None:
+        self.on_stale = on_stale
         self.variants: tuple[Variant, ...] = ()
         self.structures: dict[int, Structure] = {}
         self.inlines: tuple[Any, ...] = ()
@@ -106,31 +120,38 @@ class Memo:
         self.keys: tuple[tuple[Any, Any, Any], ...] = ()
         self.captures = self.compiled_graphs = self.compiled_calls = self.eager_calls = 0
 
-    def find(self, kind: Any, ambient: Ambient, structure: Structure, tensors: list[torch.Tensor]) -> Variant | None:
-        """Returns the variant for a call, if there is one."""
+    def find(self, kind: Any, call: Any) -> Variant | None:
+        """Returns the variant of a kind for a `Call`, if there is one."""
+        ambient, structure, tensors = ambient_settings(kind), call.structure, call.tensors
         for variant in self.variants:
             if (
                 variant.kind == kind
                 and variant.ambient == ambient
                 and (variant.structure is structure or variant.structure == structure)
                 and matches(variant.specs, tensors, variant.need_grad)
+                and (not variant.facts or self._up_to_date(variant, call.state.constants))
             ):
                 return variant
         return None
 
-    def find_or_make(
-        self,
-        kind: Any,
-        structure: Structure,
-        tensors: list[torch.Tensor],
-        make: Callable[[], Variant],
-    ) -> Variant:
+    def _up_to_date(self, variant: Variant, constants: Mapping[str, Any]) -> bool:
+        if variant.holds(constants):
+            return True
+        if self.on_stale == "error":
+            changed = [n for n, value in variant.facts.items() if not same_value(constants.get(n, ABSENT), value)]
+            name, value = changed[0], constants.get(changed[0], ABSENT)
+            raise StaleConstant(
+                f"Expected the constant {name!r} to be {variant.facts[name]!r}, as when the code that read it was "
+                f"compiled, got {value!r}. Recompile: state, fn = sf.recompile(state, fn)."
+            )
+        return False
+
+    def find_or_make(self, kind: Any, call: Any, make: Callable[[], Variant]) -> Variant:
         """Returns the variant for a call; makes it once, whatever the number of threads that ask."""
-        ambient = ambient_settings(kind)
-        found = self.find(kind, ambient, structure, tensors)
+        found = self.find(kind, call)
         if found is None:
             with compile_lock:
-                found = self.find(kind, ambient, structure, tensors)
+                found = self.find(kind, call)
                 if found is None:
                     found = make()
                     if not any(found is known for known in self.variants):

@@ -19,14 +19,15 @@ from scoped_fn._runtime import Memo, Variant
 from scoped_fn._source import Source, buffer_places, unset_buffers
 from scoped_fn._specs import laid_out, spec_of
 from scoped_fn._structure import Structure
+from scoped_fn._torch.config import patched
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.levels import apart
 from scoped_fn._torch.wrapped import is_wrapped
 from scoped_fn._variants import inference_variant, training_variant, transform_variant
-from scoped_fn.stages.apply import apply_at
+from scoped_fn.stages.apply import apply
 from scoped_fn.stages.capture import capture_call, describe_inputs
 from scoped_fn.stages.captured import Captured
-from scoped_fn.state import CompilerState, FrozenDict, OwnershipError, init_state
+from scoped_fn.state import CompilerState, FrozenDict, OwnershipError, overrides_of
 
 if TYPE_CHECKING:
     from scoped_fn._compiled import CompiledFn
@@ -54,20 +55,20 @@ def plain_variant(origin: Origin, kind: str, call: Call) -> Variant:
     def make() -> Variant:
         grad = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            captured, plan = recapture(origin, call.structure, call.tensors, wanted)
+            captured, plan = recapture(origin, call, wanted)
             before, sites = call.structure, call.fit(memo, captured)
-            known = memo.find(kind, ambient_settings(kind), call.structure, call.tensors)
+            known = memo.find(kind, call)
             if call.structure is not before and known is not None:
                 return known
             captured = call.in_fp8(captured, sites, record=kind != "inference")
-            _, pieces = compile_captured(init_state(), captured, plan)
+            _, pieces = compile_captured(plan.settings, captured, plan)
         if isinstance(pieces, Training):
             memo.compiled_graphs += 2
             return training_variant(pieces, memo, root_later(captured, plan, memo))
         memo.compiled_graphs += 1
         return inference_variant(kind, pieces.inference, pieces.compiled, memo)
 
-    return memo.find_or_make(kind, call.structure, call.tensors, make)
+    return memo.find_or_make(kind, call, make)
 
 
 def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) -> Variant:
@@ -79,7 +80,7 @@ def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) 
         tracked: Which of its tensors a derivative may be taken of.
     """
     memo, kind = origin.memo, ("transform", tracked)
-    found = memo.find(kind, ambient_settings("transform"), call.structure, call.tensors)
+    found = memo.find(kind, call)
     if found is not None:
         return found
     specs = [laid_out(tensor) for tensor in call.tensors]
@@ -88,11 +89,14 @@ def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) 
     def make() -> Variant:
         seen = tuple(replace(spec, requires_grad=t) for spec, t in zip(specs, tracked, strict=True))
         for variant in memo.variants:
-            if variant.root and variant.kind == "training" and variant.serves(ambient, call.structure, seen):
+            if (
+                variant.root
+                and variant.kind == "training"
+                and variant.serves(ambient, call.structure, seen, call.state.constants)
+            ):
                 return transform_variant(tracked, variant.root())
         with torch.inference_mode(False), torch.enable_grad():
-            stand_ins = [spec.stand_in() for spec in specs]
-            captured, plan = recapture(origin, call.structure, stand_ins, list(tracked))
+            captured, plan = recapture(origin, stand_in, list(tracked))
             before, sites = call.structure, call.fit(memo, captured)
             if call.structure is not before:  # it takes scales that were not known of
                 return transforming_variant(origin, call, (*tracked, False, False)[: len(call.tensors)])
@@ -100,7 +104,8 @@ def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) 
             return transform_variant(tracked, Root(captured, plan, memo, ambient))
 
     with apart():
-        return memo.find_or_make(kind, call.structure, [spec.stand_in() for spec in specs], make)
+        stand_in = replace(call, tensors=[spec.stand_in() for spec in specs])
+        return memo.find_or_make(kind, stand_in, make)
 
 
 def root_later(captured: Captured, plan: Plan | None, memo: Memo) -> Callable[[], Root]:
@@ -122,18 +127,23 @@ def root_later(captured: Captured, plan: Plan | None, memo: Memo) -> Callable[[]
     return root
 
 
-def recapture(
-    origin: Origin, structure: Structure, tensors: list[torch.Tensor], wanted: list[bool]
-) -> tuple[Captured, Plan]:
-    """Returns the graph of a new kind of call.
+def recapture(origin: Origin, call: Call, wanted: list[bool]) -> tuple[Captured, Plan]:
+    """Returns the graph of a new kind of call, with the passes for it applied, and the plan for the rest.
 
     Args:
         origin: What was compiled.
-        structure: Structure of the inputs.
-        tensors: Parameters, buffers and inputs.
-        wanted: For each of them, whether the model shall see a tensor that requires a gradient.
+        call: The call.
+        wanted: For each of its tensors, whether the model shall see one that requires a gradient.
     """
+    captured, plan = capture_again(origin, call, wanted)
+    _, captured = apply(plan.settings, captured, plan.passes.captured)
+    return captured, plan
+
+
+def capture_again(origin: Origin, call: Call, wanted: list[bool]) -> tuple[Captured, Plan]:
+    """Returns the graph of a new kind of call as the model is; arguments are those of `recapture`."""
     first, plan, source = origin.first, origin.plan, origin.first.source
+    structure, tensors = call.structure, call.tensors
     num_held = len(source.params) + len(source.buffers)
     check_held(source, tensors[:num_held])
     inputs = tensors[num_held : num_held + structure.num_tensors]  # what follows them in FP8 is no input of the model
@@ -143,10 +153,12 @@ def recapture(
             f"Expected inputs like those that {source.name} was assembled for ({_shown(first)}), got "
             f"{_texts(source, structure, inputs)}. Functions assembled by hand have one kind of call: use sf.compile."
         )
+    plan = plan.seen_from(call.state, first.owner)
     seen = as_called(source, tensors[:num_held], wanted[:num_held])
     plain = replace(structure, scope=None)
     try:
-        captured = capture_call(first.owner, seen, plain, inputs, mode=plan.capture, rng=first.rng)
+        with patched(overrides_of(call.state, first.owner)):
+            captured = capture_call(first.owner, seen, plain, inputs, mode=plan.capture, rng=first.rng)
     except (MutationError, RandomOpError):
         raise
     except CaptureError as error:
@@ -155,7 +167,7 @@ def recapture(
             f"{_texts(source, structure, inputs)}, which it cannot take. {error}"
         ) from error
     origin.memo.captures += 1
-    return apply_at(replace(captured, source=source), "graph", plan.passes.captured), plan
+    return replace(captured, source=source), plan
 
 
 def as_called(source: Source, held: list[torch.Tensor], wanted: list[bool]) -> Source:

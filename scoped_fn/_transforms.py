@@ -18,6 +18,7 @@ from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch.dual import in_transform
 from scoped_fn._whole_step import WholeStep
 from scoped_fn.state import CompilerState
+from scoped_fn.state.frames import close_frames, open_frames
 
 StatefulFn = Callable[..., tuple[CompilerState, Any]]
 
@@ -116,6 +117,7 @@ class ValueAndGrad:
     ) -> tuple[CompilerState, Any]:
         flat = {i: flatten(_differentiable(args[i]), f"argument {i}") for i in places}
         leaves = [prepare(_checked(tensor, i)) for i, (mine, _) in flat.items() for tensor in mine]
+        state, frames = open_frames(state)  # the backward of whatever runs now comes before this ends
         opened, sinks = open_sinks(state, prepare)
         (after, out), found, ran = self._differentiate(opened, args, kwargs, flat, leaves, sinks)
         if lacks_sinks(opened, after) and not torch.compiler.is_dynamo_compiling():
@@ -123,7 +125,7 @@ class ValueAndGrad:
             (after, out), found, ran = self._differentiate(opened, args, kwargs, flat, leaves, sinks)
         rest = iter(found[: len(leaves)])
         amaxes = dict(zip(sinks, found[len(leaves) :], strict=True))
-        after = close_sinks(state, after, amaxes, ran, self.accumulate)
+        after = close_frames(close_sinks(state, after, amaxes, ran, self.accumulate), frames)
         grads = tuple(unflatten(structure, [next(rest) for _ in mine]) for mine, structure in flat.values())
         return after, (out, grads[0] if isinstance(self.argnums, int) else grads)
 

@@ -118,6 +118,7 @@ def _variant(
         new_buffers=new_buffers,
         training=training,
         root=root,
+        facts=captured.facts,
     )
 
 

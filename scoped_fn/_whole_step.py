@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from scoped_fn._ambient import ambient_settings
 from scoped_fn._backends import GraphRole
 from scoped_fn._call import Call
 from scoped_fn._compiled import CompiledFn
@@ -18,11 +17,12 @@ from scoped_fn._one_graph import one_graph, only_value_differs
 from scoped_fn._runtime import Variant
 from scoped_fn._specialize import recapture
 from scoped_fn._structure import Structure, flatten, unflatten
+from scoped_fn._torch.config import patched
 from scoped_fn._variants import Finish, finish_outputs, keep_for_traces, whole_variant
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.compile_graph import compile_graph
 from scoped_fn.stages.lower import lower_joint
-from scoped_fn.state import CompilerState
+from scoped_fn.state import CompilerState, overrides_of
 from scoped_fn.state.fp8_state import stage_gradients
 
 
@@ -53,7 +53,7 @@ class WholeStep:
         if fn.is_transformed(call.tensors):
             return self.generic(state, *args, **kwargs)
         kind = ("value_and_grad", self.argnums, self.has_aux)
-        variant = fn._memo.find_or_make(kind, call.structure, call.tensors, lambda: self._make(kind, args, call))
+        variant = fn._memo.find_or_make(kind, call, lambda: self._make(kind, args, call))
         with torch.no_grad():
             results = variant.launch(call.tensors)
             (value, grads), of_sinks = variant.finish(results, call.tensors)
@@ -75,10 +75,10 @@ class WholeStep:
             for i in group.wanted:
                 wanted[i] = True
         with torch.inference_mode(False), torch.enable_grad():
-            captured, plan = recapture(fn.origin, call.structure, call.tensors, wanted)
+            captured, plan = recapture(fn.origin, call, wanted)
             captured = only_value_differs(captured, self.has_aux)
             before, sites = call.structure, call.fit(fn._memo, captured)
-            known = fn._memo.find(kind, ambient_settings(kind), call.structure, call.tensors)
+            known = fn._memo.find(kind, call)
             if call.structure is not before and known is not None:
                 return known
             captured = call.in_fp8(captured, sites, record=True)
@@ -87,13 +87,16 @@ class WholeStep:
             if sink is not None:
                 wanted[sink] = True
             start, constants = captured.num_held - len(captured.constants), (False,) * len(captured.constants)
-            joint = lower_joint(captured, (*wanted[:start], *constants, *wanted[start:]), plan.backend)
-            _, joint = apply(call.state, joint, plan.passes.joint)
-            graph, whole = one_graph(call.state, joint, plan)
+            overrides = overrides_of(call.state, fn.owner)
+            with patched(overrides):
+                joint = lower_joint(captured, (*wanted[:start], *constants, *wanted[start:]), plan.backend)
+            _, joint = apply(plan.settings, joint, plan.passes.joint)
+            joint, whole = one_graph(joint, plan)
+            captured, graph = joint.captured, joint.graph
             role = GraphRole(
                 len(graph.outputs), torch_rng=captured.rng == "torch", whole=whole, lowered_for=plan.backend
             )
-            compiled = compile_graph(graph, plan.backend, role)
+            compiled = compile_graph(graph, plan.backend, role, overrides=overrides)
         fn._memo.compiled_graphs += 1
         at = {i if i < start else i - len(constants): joint.num_forward + n for n, i in enumerate(joint.grads)}
         finish = self._finish(finish_outputs(captured), groups, at, sink)

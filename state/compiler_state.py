@@ -13,12 +13,13 @@ import torch.utils._pytree as torch_pytree
 from scoped_fn.state.autocast_scope import AutocastScope
 from scoped_fn.state.fp8_state import Fp8State, from_tensors, tensors_of
 from scoped_fn.state.frozen_dict import FrozenDict
+from scoped_fn.state.input_queue import InputQueue, queue_from, queue_static, queue_tensors
 
 NAMESPACE = "scoped_fn"
-CHILDREN = ("buffers", "fp8", "key")
+CHILDREN = ("buffers", "fp8", "inputs", "key")
 
 Buffers = Mapping[int, Mapping[str, torch.Tensor]]
-Static = tuple[FrozenDict[int, "Owner"], int, tuple[AutocastScope, ...], FrozenDict[int, Any]]
+Static = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,24 @@ class Owner:
     Attributes:
         name: What the owner is called in messages; the model's class by default.
         generation: How many times it was compiled again.
+        frames: Indices of its open frames: forwards whose backward is still to come.
+        next_frame: The index of the next one.
+        entry: The entry of its schedule that is in force, if it has one.
+        settled: Whether a function was compiled for it.
     """
 
     name: str
     generation: int = 0
+    frames: tuple[int, ...] = ()
+    next_frame: int = 0
+    entry: int | None = None
+    settled: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"generation {self.generation}"] if self.generation else []
+        parts += [f"schedule entry {self.entry}"] if self.entry is not None else []
+        parts += [f"open frames {', '.join(map(str, self.frames))}"] if self.frames else []
+        return ", ".join([self.name, *parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +63,9 @@ class CompilerState:
         key: Random key, shape [2], uint32: the words of a JAX threefry key, high word first.
         autocast: The open scopes of FP8 autocast, the innermost last. Static.
         fp8: Token -> scales and amax history, of the owners that scale by history.
+        overrides: Setting of torch -> token -> value. Static.
+        constants: Facts of the outside world by name. Static.
+        inputs: Token -> queued inputs.
     """
 
     owners: FrozenDict[int, Owner]
@@ -56,17 +74,22 @@ class CompilerState:
     key: torch.Tensor
     autocast: tuple[AutocastScope, ...] = ()
     fp8: FrozenDict[int, Fp8State] = field(default_factory=FrozenDict)
+    overrides: FrozenDict[str, FrozenDict[int, Any]] = field(default_factory=FrozenDict)
+    constants: FrozenDict[str, Any] = field(default_factory=FrozenDict)
+    inputs: FrozenDict[int, InputQueue] = field(default_factory=FrozenDict)
 
     def __repr__(self) -> str:
         lines = [f"CompilerState(key={_words(self.key)}, next_token={self.next_token}"]
         lines += [f"  autocast: {scope}" for scope in self.autocast]
-        lines += [f"  owner {token}: {owner.name}{_owner_text(self, token)}" for token, owner in self.owners.items()]
+        lines += [f"  constant {name}: {value!r}" for name, value in self.constants.items()]
+        lines += [f"  owner {token}: {owner}{_owner_text(self, token)}" for token, owner in self.owners.items()]
         return "\n".join(lines) + ")"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # torch cannot unpickle uint32 tensors (2.13), so the key travels as int64.
         key = self.key.to(torch.int64) if _is_key(self.key) else self.key
-        return _from_parts, (self.owners, self.next_token, self.buffers, key, self.autocast, self.fp8)
+        rest = (self.autocast, self.fp8, self.overrides, self.constants, self.inputs)
+        return _from_parts, (self.owners, self.next_token, self.buffers, key, *rest)
 
 
 def init_state(*, key: int | torch.Tensor = 0) -> CompilerState:
@@ -112,14 +135,16 @@ def _words(key: Any) -> Any:
 
 
 def _owner_text(state: CompilerState, token: int) -> str:
-    generation = state.owners[token].generation
     buffers: Mapping[str, torch.Tensor] = state.buffers.get(token, FrozenDict())
     shown = ", ".join(f"{name} {_leaf_text(leaf)}" for name, leaf in list(buffers.items())[:4])
     more = f", and {len(buffers) - 4} more" if len(buffers) > 4 else ""
+    text = f", buffers {shown}{more}" if buffers else ""
     held = state.fp8.get(token)
-    scales = f", FP8 scales {_leaf_text(held.scale)}, history {_leaf_text(held.amax_history)}" if held else ""
-    buffers_text = f", buffers {shown}{more}" if buffers else ""
-    return (f", generation {generation}" if generation else "") + buffers_text + scales
+    text += f", FP8 scales {_leaf_text(held.scale)}, history {_leaf_text(held.amax_history)}" if held else ""
+    overrides = [f"{key}={holders[token]!r}" for key, holders in state.overrides.items() if token in holders]
+    text += f", overrides {', '.join(overrides)}" if overrides else ""
+    queued = len(state.inputs[token].entries) if token in state.inputs else 0
+    return text + (f", inputs of {queued} calls" if queued else "")
 
 
 def _leaf_text(leaf: Any) -> str:
@@ -128,18 +153,30 @@ def _leaf_text(leaf: Any) -> str:
     return repr(leaf)
 
 
-def _flatten(state: CompilerState) -> tuple[tuple[Any, Any, Any], Static]:
+def _flatten(state: CompilerState) -> tuple[tuple[Any, ...], Static]:
     buffers = {token: dict(named) for token, named in state.buffers.items()}
     fp8 = {token: tensors_of(held) for token, held in state.fp8.items()}
+    inputs = {token: queue_tensors(queue) for token, queue in state.inputs.items()}
     columns = FrozenDict({token: (held.columns, held.recipe) for token, held in state.fp8.items()})
-    return (buffers, fp8, state.key), (state.owners, state.next_token, state.autocast, columns)
+    queues = FrozenDict({token: queue_static(queue) for token, queue in state.inputs.items()})
+    static = (state.owners, state.next_token, state.autocast, columns, state.overrides, state.constants, queues)
+    return (buffers, fp8, inputs, state.key), static
 
 
-def _unflatten(static: Static, children: tuple[Buffers, Any, Any]) -> CompilerState:
-    buffers, fp8, key = children
-    frozen = FrozenDict({token: FrozenDict(named) for token, named in buffers.items()})
-    scales = FrozenDict({token: from_tensors(static[3][token], tensors) for token, tensors in fp8.items()})
-    return CompilerState(static[0], static[1], frozen, key, static[2], scales)
+def _unflatten(static: Static, children: tuple[Any, ...]) -> CompilerState:
+    owners, next_token, autocast, columns, overrides, constants, queues = static
+    buffers, fp8, inputs, key = children
+    return CompilerState(
+        owners=owners,
+        next_token=next_token,
+        buffers=FrozenDict({token: FrozenDict(named) for token, named in buffers.items()}),
+        key=key,
+        autocast=autocast,
+        fp8=FrozenDict({token: from_tensors(columns[token], tensors) for token, tensors in fp8.items()}),
+        overrides=overrides,
+        constants=constants,
+        inputs=FrozenDict({token: queue_from(queues[token], tensors) for token, tensors in inputs.items()}),
+    )
 
 
 def _flatten_with_keys(state: CompilerState) -> tuple[list[tuple[Any, Any]], Static]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import optree
 import torch
 
 from scoped_fn.state.compiler_state import CompilerState
 from scoped_fn.state.fp8_state import Fp8State
 from scoped_fn.state.frozen_dict import FrozenDict
-from scoped_fn.state.owners import check_owner
+from scoped_fn.state.input_queue import queue_from, queue_static, queue_tensors
+from scoped_fn.state.owners import check_owner, token_of
 
 
 def merge(state: CompilerState) -> CompilerState:
@@ -38,7 +40,14 @@ def merge(state: CompilerState) -> CompilerState:
         owner: FrozenDict({name: _first(value, depth, name) for name, value in named.items()})
         for owner, named in state.buffers.items()
     }
-    return replace(state, fp8=FrozenDict(fp8), buffers=FrozenDict(buffers), key=_first(state.key, depth, "key"))
+    inputs = {
+        owner: queue_from(
+            queue_static(queue), optree.tree_map(lambda value: _first(value, depth, "inputs"), queue_tensors(queue))
+        )
+        for owner, queue in state.inputs.items()
+    }
+    key = _first(state.key, depth, "key")
+    return replace(state, fp8=FrozenDict(fp8), buffers=FrozenDict(buffers), inputs=FrozenDict(inputs), key=key)
 
 
 def _merged(held: Fp8State, depth: int) -> Fp8State:
@@ -65,7 +74,7 @@ def the_owner(state: CompilerState, owner: Any) -> int:
         ValueError: There are several, or none.
     """
     if owner is not None:
-        token = check_owner(state, getattr(owner, "owner", owner))
+        token = check_owner(state, token_of(owner))
         if token not in state.fp8:
             raise ValueError(f"Expected an owner with FP8 scales, got {state.owners[token].name}, which has none.")
         return token

@@ -32,7 +32,9 @@ def acquire(state: CompilerState, name: str) -> tuple[CompilerState, int]:
 
 
 def release(state: CompilerState, owner: Any) -> CompilerState:
-    """Returns the state without an owner and everything kept for it.
+    """Returns the state without an owner and everything kept for it: buffers, FP8 scales, overrides, frames, inputs.
+
+    Nothing else changes. Code stays with its function, and a backward that waits keeps what it needs.
 
     Args:
         state: A state that holds the owner.
@@ -41,10 +43,35 @@ def release(state: CompilerState, owner: Any) -> CompilerState:
     Raises:
         OwnershipError: The state does not hold it, for instance because it was released before.
     """
-    token = check_owner(state, getattr(owner, "owner", owner))
-    buffers = state.buffers.drop(token) if token in state.buffers else state.buffers
-    fp8 = state.fp8.drop(token) if token in state.fp8 else state.fp8
-    return replace(state, owners=state.owners.drop(token), buffers=buffers, fp8=fp8)
+    token = check_owner(state, token_of(owner))
+    overrides = {key: _without(holders, token) for key, holders in state.overrides.items()}
+    return replace(
+        state,
+        owners=state.owners.drop(token),
+        buffers=_without(state.buffers, token),
+        fp8=_without(state.fp8, token),
+        inputs=_without(state.inputs, token),
+        overrides=FrozenDict({key: holders for key, holders in overrides.items() if holders}),
+    )
+
+
+def _without(parts: FrozenDict[int, Any], token: int) -> FrozenDict[int, Any]:
+    return parts.drop(token) if token in parts else parts
+
+
+def settle(state: CompilerState, token: int) -> CompilerState:
+    """Returns the state in which an owner has a function.
+
+    Raises:
+        OwnershipError: It has one already, whose buffers and scales a second one would share.
+    """
+    held = state.owners[token]
+    if held.settled:
+        raise OwnershipError(
+            f"Expected an owner that no function was compiled for, got {token} ({held.name}), which has one. "
+            "Use recompile, or acquire another owner."
+        )
+    return replace(state, owners=state.owners.set(token, replace(held, settled=True)))
 
 
 def set_buffers(state: CompilerState, owner: int, buffers: Mapping[str, torch.Tensor]) -> CompilerState:
@@ -60,6 +87,11 @@ def set_buffers(state: CompilerState, owner: int, buffers: Mapping[str, torch.Te
     """
     check_owner(state, owner)
     return replace(state, buffers=state.buffers.set(owner, FrozenDict(buffers)))
+
+
+def token_of(owner: Any) -> Any:
+    """Returns the token that is meant: of a compiled function its owner, else what was given."""
+    return getattr(owner, "owner", owner)
 
 
 def check_owner(state: CompilerState, token: Any, name: str | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +14,17 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 
-__all__ = ["DynamoCapture", "TorchDynamoException", "capture_with_dynamo", "compile_lock"]
+__all__ = ["CAPTURE_SETTINGS", "DynamoCapture", "TorchDynamoException", "capture_with_dynamo", "compile_lock"]
+# Static shapes and numbers: a new one is a new variant.
+CAPTURE_SETTINGS = MappingProxyType(
+    {
+        "assume_static_by_default": True,
+        "automatic_dynamic_shapes": False,
+        "specialize_int": True,
+        "specialize_float": True,
+        "allow_rnn": True,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,7 @@ def capture_with_dynamo(function: FunctionType) -> DynamoCapture:
     function = FunctionType(
         function.__code__, dict(function.__globals__), function.__name__, function.__defaults__, function.__closure__
     )
-    static_shapes = dynamo_config.patch(
-        assume_static_by_default=True,
-        automatic_dynamic_shapes=False,
-        specialize_int=True,
-        specialize_float=True,
-        allow_rnn=True,
-    )
-    with static_shapes, warnings.catch_warnings(record=True) as caught:
+    with dynamo_config.patch(dict(CAPTURE_SETTINGS)), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gm = dynamo_graph_capture_for_export(function)()
     sources = [str(w.message).rsplit("check: ", 1)[-1] for w in caught if "side effects" in str(w.message)]

@@ -9,7 +9,8 @@ import torch.fx
 
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import Graph, copy_graph, output_values
-from scoped_fn.passes import GraphPass, identity
+from scoped_fn.passes.graph_pass import GraphPass, ReadConstants, identity, run_pass
+from scoped_fn.stages.captured import with_facts
 from scoped_fn.state import CompilerState
 
 Artifact = TypeVar("Artifact")
@@ -19,27 +20,27 @@ def apply(state: CompilerState, artifact: Artifact, graph_pass: GraphPass) -> tu
     """Returns the artifact with the pass applied to its graph; the one given keeps its own.
 
     Args:
-        state: Any state; returned as it is.
+        state: Any state; returned as it is. Its constants are what a pass made by `passes.reads_constants` reads.
         artifact: A `Captured`, `Joint` or `Inference`. For a `Split` use `apply_forward` and `apply_backward`.
         graph_pass: Takes a copy of the graph, returns a graph of the same inputs and outputs.
 
     Raises:
         SpecError: The pass returned something else. An exception of the pass itself comes through as it is.
     """
-    return state, apply_at(artifact, "graph", graph_pass)
+    return state, _apply_at(state, artifact, "graph", graph_pass)
 
 
 def apply_forward(state: CompilerState, split: Artifact, graph_pass: GraphPass) -> tuple[CompilerState, Artifact]:
     """Returns the `Split` with the pass applied to its forward graph."""
-    return state, apply_at(split, "forward", graph_pass)
+    return state, _apply_at(state, split, "forward", graph_pass)
 
 
 def apply_backward(state: CompilerState, split: Artifact, graph_pass: GraphPass) -> tuple[CompilerState, Artifact]:
     """Returns the `Split` with the pass applied to its backward graph."""
-    return state, apply_at(split, "backward", graph_pass)
+    return state, _apply_at(state, split, "backward", graph_pass)
 
 
-def apply_at(artifact: Artifact, field: str, graph_pass: GraphPass) -> Artifact:
+def _apply_at(state: CompilerState, artifact: Artifact, field: str, graph_pass: GraphPass) -> Artifact:
     """Returns the artifact with the pass applied to one of its graphs."""
     if graph_pass is identity:
         return artifact
@@ -49,9 +50,10 @@ def apply_at(artifact: Artifact, field: str, graph_pass: GraphPass) -> Artifact:
             f"Expected an artifact with a {field!r} graph, got a {type(artifact).__name__}. "
             "Use apply on Captured, Joint or Inference, apply_forward and apply_backward on a Split."
         )
-    return replace(
-        artifact, **{field: replace(graph, gm=_checked(graph_pass(copy_graph(graph.gm)), graph, graph_pass))}
-    )  # type: ignore[type-var]
+    constants = ReadConstants(state.constants)
+    gm = _checked(run_pass(graph_pass, copy_graph(graph.gm), constants), graph, graph_pass)
+    changed: Artifact = replace(artifact, **{field: replace(graph, gm=gm)})  # type: ignore[type-var]
+    return with_facts(changed, constants.read)
 
 
 def _checked(gm: Any, graph: Graph, graph_pass: GraphPass) -> torch.fx.GraphModule:

@@ -23,6 +23,7 @@ def assemble_training(
     backward: Compiled,
     *,
     plan: Plan | None = None,
+    pristine: Captured | None = None,
 ) -> tuple[CompilerState, CompiledFn]:
     """Returns the function that runs this forward and backward.
 
@@ -34,12 +35,14 @@ def assemble_training(
         backward: Code of its backward.
         plan: How to compile calls of another kind (shapes, no gradient). Without one they are refused: passes applied
             by hand between stages cannot be repeated.
+        pristine: What was captured, before any pass; by default `captured`.
     """
-    memo = Memo()
+    memo = Memo(plan.on_stale if plan else "recompile")
     memo.captures, memo.compiled_graphs = 1, 2
     root = root_later(captured, plan, memo)
     memo.variants = (training_variant(Training(split, forward, backward), memo, root),)
-    return state, CompiledFn(captured.owner, captured, plan, memo, _split=split)
+    captured = split.joint.captured  # with every constant that was read on the way
+    return state, CompiledFn(captured.owner, captured, pristine or captured, plan, memo, _split=split)
 
 
 def assemble_inference(
@@ -49,10 +52,12 @@ def assemble_inference(
     compiled: Compiled,
     *,
     plan: Plan | None = None,
+    pristine: Captured | None = None,
 ) -> tuple[CompilerState, CompiledFn]:
     """Returns the function that runs this inference graph. Arguments are those of `assemble_training`."""
-    memo = Memo()
+    memo = Memo(plan.on_stale if plan else "recompile")
     memo.captures, memo.compiled_graphs = 1, 1
     kind = "training" if wants_gradient(captured) else "inference"
     memo.variants = (inference_variant(kind, inference, compiled, memo),)
-    return state, CompiledFn(captured.owner, captured, plan, memo, _inference=inference)
+    captured = inference.captured
+    return state, CompiledFn(captured.owner, captured, pristine or captured, plan, memo, _inference=inference)

@@ -12,9 +12,11 @@ import torch.fx
 import torch.utils._pytree as pytree
 
 from scoped_fn._errors import SpecError
+from scoped_fn._overrides import known_overrides
 from scoped_fn._source import Source, make_source
 from scoped_fn._specs import TensorSpec, plain, spec_of
 from scoped_fn._structure import Structure, flatten, paths, unflatten
+from scoped_fn._torch.config import patched
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.levels import apart
 from scoped_fn.stages.capture_dynamo import capture_dynamo
@@ -22,6 +24,7 @@ from scoped_fn.stages.capture_trace import capture_trace
 from scoped_fn.stages.captured import Captured, Frame, Pieces, normalize
 from scoped_fn.stages.live_code import needs_code
 from scoped_fn.state import CompilerState, acquire, set_buffers
+from scoped_fn.state.owners import check_owner, settle
 
 Mode = Callable[[Source, Structure, list[torch.Tensor]], tuple[Pieces, Any, dict[str, Any]]]
 MODES: tuple[tuple[str, Mode], ...] = (("dynamo", capture_dynamo), ("trace", capture_trace))
@@ -36,6 +39,7 @@ def capture(
     name: str | None = None,
     mode: str = "dynamo",
     rng: str | None = None,
+    owner: int | None = None,
 ) -> tuple[CompilerState, Captured]:
     """Returns the model as a graph, and the state with a new owner that holds copies of the model's buffers.
 
@@ -47,9 +51,11 @@ def capture(
         name: What to call the owner; by default the class or function's name.
         mode: "dynamo", or "trace" for Python code that Dynamo refuses.
         rng: None refuses random ops; "torch" lets them draw from torch's generators.
+        owner: A token that no function was captured for, whose overrides are in effect; a new one by default.
 
     Raises:
         CaptureError: The model is not one graph: a branch on a tensor's value, for instance.
+        OwnershipError: The state does not hold the owner, or it has a function.
         SpecError: The inputs are no tuple, or hold objects that are neither tensors nor plain data.
     """
     check_option("capture", mode, tuple(name for name, _ in MODES))
@@ -57,14 +63,15 @@ def capture(
     check_type("inputs as", inputs, tuple, "Write (x,) for one argument.")
     check_type("kwargs as", kwargs if kwargs is not None else {}, dict, "Pass keyword arguments by name.")
     check_type("name as", name if name is not None else "", str, "Pass a text, or nothing.")
-    source = make_source(model_or_fn, name)
+    token = state.next_token if owner is None else check_owner(state, owner, name)
+    source = make_source(model_or_fn, name if owner is None else state.owners[token].name)
     tensors, structure = flatten((inputs, dict(sorted((kwargs or {}).items()))), "inputs")
-    owner = state.next_token
-    captured = capture_call(owner, source, structure, tensors, mode=mode, rng=rng)
-    state, _ = acquire(state, source.name)
+    after = settle(acquire(state, source.name)[0] if owner is None else state, token)
+    with patched(known_overrides(after, token)):
+        captured = capture_call(token, source, structure, tensors, mode=mode, rng=rng)
     if source.buffers:
-        state = set_buffers(state, owner, {key: held.detach().clone() for key, held in source.buffers.items()})
-    return state, captured
+        after = set_buffers(after, token, {key: held.detach().clone() for key, held in source.buffers.items()})
+    return after, captured
 
 
 def capture_call(

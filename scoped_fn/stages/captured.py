@@ -6,9 +6,9 @@ import keyword
 import operator
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.fx
@@ -20,6 +20,9 @@ from scoped_fn._specs import TensorSpec
 from scoped_fn._structure import Structure
 from scoped_fn._torch.aten import is_higher_order
 from scoped_fn._torch.tensors import storage_id
+from scoped_fn.state import FrozenDict
+
+Artifact = TypeVar("Artifact")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +46,7 @@ class Captured:
         needs_code: Whether it is lowered from the model's own code, because the graph does not say everything.
         fp8: The `Fp8Plan` of its sites, once the stage `autocast` has been applied; its placeholders and outputs are
             followed by those of FP8.
+        facts: Constants of the state that passes and stages read on the way to this, and what they were.
     """
 
     owner: int
@@ -58,6 +62,7 @@ class Captured:
     grad_mode: bool
     needs_code: bool = False
     fp8: Any = None
+    facts: FrozenDict[str, Any] = field(default_factory=FrozenDict)
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -79,6 +84,17 @@ class Captured:
                 return kind
             index -= count
         return "input"
+
+
+def with_facts(artifact: Artifact, read: Mapping[str, Any]) -> Artifact:
+    """Returns a `Captured`, or what was made from one, with constants that were read on the way to it."""
+    if not read:
+        return artifact
+    made: Any = artifact
+    if isinstance(made, Captured):
+        return replace(made, facts=FrozenDict({**made.facts, **read}))  # type: ignore[return-value]
+    part = "joint" if hasattr(made, "joint") else "captured"
+    return replace(made, **{part: with_facts(getattr(made, part), read)})  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)

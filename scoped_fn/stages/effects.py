@@ -8,8 +8,7 @@ import torch
 import torch.fx
 
 from scoped_fn._errors import MutationError, RandomOpError
-from scoped_fn._graph import copy_graph, user_line
-from scoped_fn._torch.aten import operator_arguments
+from scoped_fn._graph import copy_graph, draws, user_line
 from scoped_fn._torch.tensors import fake_mode, version
 from scoped_fn.stages.captured import Captured
 
@@ -99,21 +98,13 @@ def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
 def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
     """Raises `RandomOpError` if a graph draws random numbers."""
     for node in gm.graph.nodes:
-        if _draws(node):
+        if draws(node):
             raise RandomOpError(
                 f"Expected {name} to draw no random numbers, got {node.target}{user_line(node)}. Compile with "
                 "rng='torch' to draw from torch's generators, as eager does; for dropout, model.eval() turns it off."
             )
 
 
-def draws(gm: torch.fx.GraphModule) -> bool:
+def draws_anywhere(gm: torch.fx.GraphModule) -> bool:
     """Returns whether a graph draws random numbers."""
-    return any(map(_draws, gm.graph.nodes))
-
-
-def _draws(node: torch.fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    if torch.Tag.nondeterministic_seeded not in tags:
-        return False
-    arguments = operator_arguments(node)
-    return bool(arguments.get("dropout_p", 1.0) != 0.0)  # attention draws only if it drops
+    return any(map(draws, gm.graph.nodes))

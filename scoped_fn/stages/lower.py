@@ -13,7 +13,9 @@ from scoped_fn._checked_op import keep_checks
 from scoped_fn._errors import CaptureError, SpecError
 from scoped_fn._fp8.shared_quantizations import share_quantizations
 from scoped_fn._graph import Graph, copy_graph, output_values
+from scoped_fn._overrides import known_overrides
 from scoped_fn._torch.aot import ExportedGraph, export_with_aot
+from scoped_fn._torch.config import patched
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.levels import apart
 from scoped_fn._torch.tensors import fake_mode
@@ -95,7 +97,8 @@ def lower_training(
         MutationError: The model changes an argument in place.
         RandomOpError: The model draws random numbers and was captured without `rng="torch"`.
     """
-    joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), backend)
+    with patched(known_overrides(state, captured.owner)):
+        joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), backend)
     if not joint.tangents:
         raise SpecError(
             f"Expected an output of {captured.source.name} that depends on a parameter or input that requires a "
@@ -108,7 +111,8 @@ def lower_inference(
     state: CompilerState, captured: Captured, *, backend: Backend = "eager"
 ) -> tuple[CompilerState, Inference]:
     """Returns the forward graph alone. Arguments and errors are those of `lower_training`."""
-    exported = _export(captured, (False,) * len(captured.specs), backend)
+    with patched(known_overrides(state, captured.owner)):
+        exported = _export(captured, (False,) * len(captured.specs), backend)
     gm, new_buffers, _ = _arrange(captured, exported, ())
     refuse_shared_memory(captured, new_buffers)
     graph = Graph(gm, captured.graph.inputs, _forward_names(captured, new_buffers))

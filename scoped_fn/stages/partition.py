@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.fx
@@ -12,14 +10,15 @@ import torch.fx
 from scoped_fn._backends import improve
 from scoped_fn._fp8.recompute_codes import recompute_codes
 from scoped_fn._graph import Graph, copy_graph, fake_inputs, output_values
+from scoped_fn._overrides import known_overrides
 from scoped_fn._torch.aot import partition_with_min_cut
+from scoped_fn._torch.config import patched
 from scoped_fn._torch.dynamo import compile_lock
+from scoped_fn.passes.cut import node_bytes
+from scoped_fn.passes.levels import PartitionFn, SavedPass
+from scoped_fn.passes.offload_saved import OFFLOADED
 from scoped_fn.stages.lower import Joint
 from scoped_fn.state import CompilerState
-
-PartitionFn = Callable[
-    [torch.fx.GraphModule, Sequence[Any], Sequence[Any], int], tuple[torch.fx.GraphModule, torch.fx.GraphModule]
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +43,15 @@ class Split:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that live from forward to backward, parameters and inputs not counted: they live anyway."""
+        """Bytes that live from forward to backward; without parameters and inputs, which live anyway, and offloaded."""
         kept = output_values(self.forward.gm)[self.joint.num_forward :]
-        values = [node.meta["val"] for node in kept if node.op != "placeholder"]
-        return sum(value.numel() * value.element_size() for value in values)
+        return sum(node_bytes(node) for node in kept if OFFLOADED not in node.meta)
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes that wait for the backward in the host's memory."""
+        kept = output_values(self.forward.gm)[self.joint.num_forward :]
+        return sum(node_bytes(node) for node in kept if OFFLOADED in node.meta)
 
 
 def partition(
@@ -61,20 +65,42 @@ def partition(
         partition_fn: `(gm, primals, tangents, num_forward_outputs) -> (forward, backward)` on a copy of the graph. By
             default a minimum cut that recomputes what is cheap, and what checkpoint regions ask for.
     """
-    with compile_lock:
+    with compile_lock, patched(known_overrides(state, joint.captured.owner)):
         gm = improve(joint.backend, copy_graph(joint.graph.gm), torch_rng=joint.captured.rng == "torch")
         gm = recompute_codes(gm, joint.num_primals)
         values = fake_inputs(gm)
         primals, tangents = values[: joint.num_primals], values[joint.num_primals :]
         forward, backward = (partition_fn or partition_with_min_cut)(gm, primals, tangents, joint.num_forward)
-    saved = _saved_names(forward, backward, joint.num_forward, len(tangents))
-    split = Split(
+    return state, _split(joint, forward, backward)
+
+
+def change_saved(state: CompilerState, split: Split, saved_pass: SavedPass | None) -> tuple[CompilerState, Split]:
+    """Returns the split with another way for values to get from forward to backward.
+
+    Args:
+        state: Any state; returned as it is.
+        split: A partitioned graph.
+        saved_pass: `(forward, backward, num_forward) -> (forward, backward)` on copies of the graphs; None for none.
+    """
+    if saved_pass is None:
+        return state, split
+    joint = split.joint
+    halves = saved_pass(copy_graph(split.forward.gm), copy_graph(split.backward.gm), joint.num_forward)
+    for gm in halves:
+        gm.graph.lint()
+        gm.recompile()
+    return state, _split(joint, *halves)
+
+
+def _split(joint: Joint, forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) -> Split:
+    inputs, outputs = joint.graph.inputs, joint.graph.outputs
+    saved = _saved_names(forward, backward, joint.num_forward, len(inputs) - joint.num_primals)
+    return Split(
         joint,
-        Graph(forward, joint.graph.inputs[: joint.num_primals], (*joint.graph.outputs[: joint.num_forward], *saved)),
-        Graph(backward, (*saved, *joint.graph.inputs[joint.num_primals :]), joint.graph.outputs[joint.num_forward :]),
+        Graph(forward, inputs[: joint.num_primals], (*outputs[: joint.num_forward], *saved)),
+        Graph(backward, (*saved, *inputs[joint.num_primals :]), outputs[joint.num_forward :]),
         saved,
     )
-    return state, split
 
 
 def _saved_names(

@@ -1,0 +1,59 @@
+"""Constants: named facts of the outside world that compiled code may have been made for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from scoped_fn.state.compiler_state import CompilerState
+
+
+def set_constant(state: CompilerState, name: str, value: Any) -> CompilerState:
+    """Returns the state in which a constant has a value.
+
+    Code that read another value of it is compiled again when it is next called; code that did not read it stays.
+
+    Args:
+        state: Any state.
+        name: Any name, such as `"ub.fprop.is_fp8"`.
+        value: Hashable data: a number, string, None, or a tuple of such.
+
+    Raises:
+        TypeError: The name is no string, or the value is not hashable.
+
+    Example:
+        >>> from scoped_fn.state import init_state
+        >>> set_constant(init_state(), "cuda.capability", (10, 0)).constants["cuda.capability"]
+        (10, 0)
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"Expected the name of a constant as a string, got {name!r}. Pass a string.")
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"Expected a hashable value for the constant {name!r}, got a {type(value).__name__}. "
+            "Pass numbers, strings, None, or tuples of them."
+        ) from None
+    if name in state.constants and same_value(state.constants[name], value):
+        return state
+    return replace(state, constants=state.constants.set(name, value))
+
+
+def drop_constant(state: CompilerState, name: str) -> CompilerState:
+    """Returns the state without a constant.
+
+    Raises:
+        KeyError: It has no such constant.
+    """
+    if name not in state.constants:
+        known = ", ".join(state.constants) or "none"
+        raise KeyError(f"Expected one of the state's constants ({known}), got {name!r}. Drop only what was set.")
+    return replace(state, constants=state.constants.drop(name))
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Returns whether two values are equal and of one type: 1, 1.0 and True are three things."""
+    if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
+        return type(left) is type(right) and all(map(same_value, left, right))
+    return left is right or (type(left) is type(right) and bool(left == right))
