@@ -119,4 +119,5 @@ def _plan(plan: Plan, schedule: Any) -> Plan:
 
 def in_force(plan: Plan, entry: int | None) -> Plan:
     """Returns the plan with an entry of its schedule in force; None for none."""
-    return replace(plan, entry=entry, asked=plan.base if entry is None else plan.schedule.entries[entry][1])
+    entries = plan.schedule.entries if plan.schedule is not None else ()
+    return replace(plan, entry=entry, asked=plan.base if entry is None else entries[entry][1])

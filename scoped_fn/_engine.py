@@ -5,24 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from scoped_fn._backends import Backend
-from scoped_fn._compile import compile
+from scoped_fn._compile import AnyPasses, compile
 from scoped_fn._compiled import CompiledFn
+from scoped_fn._engine_checkpoint import FP8_KEYS, check_loaded, rename_loaded, rename_saved
 from scoped_fn._errors import SpecError
 from scoped_fn._fp8.results import without_staged
 from scoped_fn._fp8.scales import update_scales
 from scoped_fn._fp8.scopes import autocast
 from scoped_fn._fp8.sinks import lacks_sinks, stage_gradients, watch_gradients
+from scoped_fn._guidance import profile
+from scoped_fn._open_frame import OpenFrame
+from scoped_fn._profile import Profile
+from scoped_fn._recompile import advance, recompile
+from scoped_fn._schedule import Schedule
+from scoped_fn._structure import flatten
 from scoped_fn._torch.dual import in_transform
+from scoped_fn.passes import Passes
 from scoped_fn.recipes import Recipe
-from scoped_fn.state import CompilerState, Fp8State, init_state, set_buffers
-
-FP8_KEYS = ("fp8.scale", "fp8.amax_history", "fp8.columns")
+from scoped_fn.state import CompilerState, Fp8State, Frame, close_frame, init_state, open_frame, set_buffers
 
 
 class Engine(nn.Module):
@@ -40,6 +46,11 @@ class Engine(nn.Module):
         backend: As in `compile`.
         state: A state to begin with; a new one by default.
         rng: As in `compile`: "torch" for models with dropout.
+        passes: As in `compile`.
+        schedule: As in `compile`: passes by step, for `engine.advance(step)`.
+
+    A forward whose result carries gradients opens a frame in the state; the backward closes it, or the end of the last
+    result if there is no backward.
 
     Example:
         >>> import torch, scoped_fn as sf
@@ -50,6 +61,8 @@ class Engine(nn.Module):
         >>> sf.describe_fp8(engine.state)["0"]["input"]["scale"]
         448.0
     """
+
+    _state: CompilerState
 
     def __init__(
         self,
@@ -62,6 +75,8 @@ class Engine(nn.Module):
         backend: Backend = "inductor",
         state: CompilerState | None = None,
         rng: str | None = None,
+        passes: AnyPasses = Passes(),
+        schedule: Schedule | None = None,
     ) -> None:
         """Compiles the model for the mode that it is in."""
         super().__init__()
@@ -73,12 +88,13 @@ class Engine(nn.Module):
         state = state if recipe is None else autocast(state, recipe, skip=skip)
         self.model = model
         self.training = model.training
-        self._options: dict[str, Any] = {"backend": backend, "rng": rng}
+        self._options: dict[str, Any] = {"backend": backend, "rng": rng, "passes": passes, "schedule": schedule}
         self._example = (inputs, kwargs)
         self._functions: dict[bool, CompiledFn] = {}
+        self._step, self._ended = 0, list[Frame]()
         self.state, self._functions[model.training] = compile(state, model, inputs, kwargs, **self._options)
-        self.register_state_dict_post_hook(_rename_saved)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_rename_loaded)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(rename_saved)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(rename_loaded)  # type: ignore[no-untyped-call]
 
     @property
     def fn(self) -> CompiledFn:
@@ -87,8 +103,41 @@ class Engine(nn.Module):
         if mode not in self._functions:
             inputs, kwargs = self._example
             state, made = compile(self.state, self.model, inputs, kwargs, **self._options)
+            if made.schedule is not None:
+                state, made = advance(state, made, self._step)
             self.state, self._functions[mode] = self._with_scales(state, made), made
         return self._functions[mode]
+
+    @property
+    def state(self) -> CompilerState:
+        """The state, without the frames whose backward has run or can no longer run."""
+        while self._ended:
+            frame = self._ended.pop()
+            held = self._state.owners.get(frame.owner)
+            if held is not None and frame.index in held.frames:
+                self._state = close_frame(self._state, frame)
+        return self._state
+
+    @state.setter
+    def state(self, state: CompilerState) -> None:
+        self._state = state
+
+    def recompile(self, passes: AnyPasses | None = None) -> None:
+        """Compiles once more, with other passes; see `scoped_fn.recompile`."""
+        self._options |= {} if passes is None else {"passes": passes}
+        for mode, fn in list(self._functions.items()):
+            self.state, self._functions[mode] = recompile(self.state, fn, passes)
+
+    def advance(self, step: int) -> None:
+        """Puts the entry of the schedule in force that is due at a step; see `scoped_fn.advance`."""
+        for mode, fn in list(self._functions.items()):
+            self.state, self._functions[mode] = advance(self.state, fn, step)
+        self._step = step
+
+    def profile(self) -> Profile:
+        """Returns what each operation of a call costs; see `scoped_fn.profile`."""
+        self.state, found = profile(self.state, self.fn)
+        return found
 
     def _with_scales(self, state: CompilerState, fn: CompiledFn) -> CompilerState:
         """Returns the state in which a function of another mode has the scales that the engine has by now."""
@@ -110,7 +159,16 @@ class Engine(nn.Module):
         self.state = stage_gradients(after, {owner: held.grad_sink.detach() for owner, held in after.fp8.items()})
         self._share(fn.owner)
         self._write_buffers(fn)
+        self._open_frame(fn, out)
         return out
+
+    def _open_frame(self, fn: CompiledFn, out: Any) -> None:
+        nodes = {tensor.grad_fn for tensor in flatten(out, "outputs")[0] if tensor.grad_fn is not None}
+        if nodes:
+            self.state, frame = open_frame(self.state, fn)
+            ended = OpenFrame(self._ended, frame)
+            for node in nodes:
+                node.register_hook(ended)
 
     def _call(
         self, fn: CompiledFn, state: CompilerState, params: dict[str, Any], args: Any, kwargs: Any
@@ -195,48 +253,9 @@ class Engine(nn.Module):
                 "Make the engine with the recipe that the file was saved with."
             )
         saved = [tuple(column) for column in json.loads(bytes(tensors["fp8.columns"].tolist()))]
-        _check_loaded(held, saved, tensors)
+        check_loaded(held, saved, tensors)
         order = torch.tensor([saved.index(column) for column in held.columns])
         scale, history = (tensors[key].to(held.scale.device) for key in FP8_KEYS[:2])
         new = replace(held, scale=scale[order], amax_history=history[:, order])
         fp8 = {**self.state.fp8, **{f.owner: new for f in self._functions.values()}}
         self.state = replace(self.state, fp8=type(self.state.fp8)(fp8))
-
-
-def _rename_saved(engine: nn.Module, entries: Any, prefix: str, metadata: Any) -> None:
-    """Gives what a state_dict holds of an engine the model's own names, and adds the FP8 scales."""
-    own = prefix + "model."
-    values = [(key.removeprefix(own), entries.pop(key)) for key in list(entries) if key.startswith(own)]
-    entries.update({prefix + key: value for key, value in values})
-    for name, tensor in cast(Engine, engine).get_fp8_tensors().items():
-        entries[prefix + name] = tensor
-
-
-def _rename_loaded(
-    engine: nn.Module, entries: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *_: Any
-) -> None:
-    """Takes the FP8 scales out of a state_dict and gives the rest the names that modules look for."""
-    ours = cast(Engine, engine)
-    found = {key: entries.pop(prefix + key) for key in FP8_KEYS if prefix + key in entries}
-    if found:
-        ours.set_fp8_tensors(found)
-    elif ours.get_fp8_tensors():
-        missing += [prefix + key for key in FP8_KEYS]
-    keys = [key for key in ours.model.state_dict(keep_vars=True) if prefix + key in entries]
-    entries.update({f"{prefix}model.{key}": value for key, value in [(k, entries.pop(prefix + k)) for k in keys]})
-
-
-def _check_loaded(held: Fp8State, saved: list[Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    shape = (held.recipe.amax_history_len, len(saved))
-    if sorted(saved) != sorted(held.columns):
-        different = sorted(set(saved) ^ set(held.columns))
-        raise SpecError(
-            f"Expected FP8 scales of the sites of this engine, got others: {different[0]} is on one side only. "
-            "Make the engine with the same model, skip and recipe."
-        )
-    history, scale = tensors["fp8.amax_history"], tensors["fp8.scale"]
-    if tuple(history.shape) != shape or tuple(scale.shape) != shape[1:]:
-        raise SpecError(
-            f"Expected an amax history of shape {shape}, got {tuple(history.shape)}. "
-            f"Make the engine with amax_history_len={len(history)}."
-        )

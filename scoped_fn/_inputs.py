@@ -12,7 +12,7 @@ from scoped_fn._errors import SpecError
 from scoped_fn._specs import TensorSpec, spec_of
 from scoped_fn._state_check import check_state
 from scoped_fn._structure import flatten, unflatten
-from scoped_fn.state import CompilerState, InputQueue, InputSpec, QueuedInputs
+from scoped_fn.state import CompilerState, InputQueue, InputSpec, QueuedInputs, init_state
 from scoped_fn.state.owners import check_owner, token_of
 
 
@@ -109,15 +109,23 @@ def pop_inputs(state: CompilerState, token: int) -> tuple[CompilerState, QueuedI
 
 
 def materialize(spec: InputSpec, key: int | torch.Tensor = 0) -> SyntheticInputs:
-    """Returns made-up inputs: normal floats, zeros for integers, except where the real ones were kept.
+    """Returns made-up inputs: standard normal floats, zeros for integers, except where the real ones were kept.
 
     Args:
         spec: From `take_inputs`.
-        key: A seed, or two uint32 words of shape [2]. The same key gives the same numbers.
+        key: As in `init_state`. The same key gives the same numbers.
+
+    Raises:
+        TypeError: This is no spec: inputs as they are need not be made up.
+        ValueError: The key is none.
     """
+    if not isinstance(spec, InputSpec):
+        raise TypeError(
+            f"Expected an InputSpec, got a {type(spec).__name__}. take_inputs gives one, once its queue is empty."
+        )
     generator = torch.Generator().manual_seed(_seed(key))
     kept = dict(zip(spec.kept, spec.values, strict=True))
-    tensors = [kept[i] if i in kept else _made_up(each, generator) for i, each in enumerate(spec.specs)]
+    tensors = [kept[i].clone() if i in kept else _made_up(each, generator) for i, each in enumerate(spec.specs)]
     inputs, kwargs = unflatten(spec.structure, tensors)
     made = SyntheticInputs(inputs)
     made.kwargs = kwargs
@@ -133,9 +141,8 @@ def _made_up(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
 
 
 def _seed(key: int | torch.Tensor) -> int:
-    if isinstance(key, int):
-        return key
-    high, low = key.tolist()
+    """Returns a key as a seed of torch's generators; raises `ValueError` as `init_state` does."""
+    high, low = init_state(key=key).key.tolist()
     return int(high) << 32 | int(low)
 
 

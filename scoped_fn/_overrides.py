@@ -9,16 +9,9 @@ from typing import Any
 
 from scoped_fn._errors import SpecError
 from scoped_fn._state_check import check_state
-from scoped_fn._torch.config import PREFIXES, patched, setting_names, setting_value
-from scoped_fn._torch.dynamo import CAPTURE_SETTINGS
+from scoped_fn._torch.config import OURS, PREFIXES, patched, setting_names, setting_value
 from scoped_fn.state import CompilerState, FrozenDict, overrides_of
 from scoped_fn.state.overrides import with_override
-
-# What every compile sets itself, so that another value would be lost.
-OURS = frozenset(
-    {"torch._inductor.config.fallback_random", "torch._functorch.config.backward_pass_autocast"}
-    | {f"torch._dynamo.config.{name}" for name in CAPTURE_SETTINGS}
-)
 
 
 def set_override(state: CompilerState, owner: Any, key: str, value: Any) -> CompilerState:

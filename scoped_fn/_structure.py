@@ -51,11 +51,20 @@ class Structure:
     leaves: tuple[Any, ...]
     scope: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # torch warns when the spec of a leaf is unpickled or copied (2.13), so containers travel in its place.
+        containers = pytree.tree_unflatten(range(len(self.leaves)), self.spec)
+        return _from_containers, (containers, self.leaves, self.scope)
+
     @property
     def num_tensors(self) -> int:
         """How many tensors it takes to build the value."""
         inner: list[int] = [leaf[1].num_tensors for leaf in self.leaves if isinstance(leaf, tuple)]
         return sum(leaf is None for leaf in self.leaves) + sum(inner)
+
+
+def _from_containers(containers: Any, leaves: tuple[Any, ...], scope: Any) -> Structure:
+    return Structure(pytree.tree_structure(containers), leaves, scope)
 
 
 def flatten(tree: Any, what: str, is_tensor: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:

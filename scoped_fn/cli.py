@@ -1,4 +1,4 @@
-"""The command line: ``scoped-fn train``, ``scoped-fn inspect``, ``scoped-fn doctor`` and ``scoped-fn tune``."""
+"""The command line: ``scoped-fn train``, ``profile``, ``inspect``, ``doctor`` and ``tune``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import scoped_fn as sf
 from scoped_fn.demo.errors import CommandError, UsageError
 from scoped_fn.demo.gpt import HEAD_WIDTH, GPTConfig
 from scoped_fn.demo.options import TrainOptions
 from scoped_fn.demo.precision import RECIPES, UNQUANTIZED
+from scoped_fn.demo.profile_options import ProfileOptions
+from scoped_fn.demo.schedule import PASS_WORDS, parse_passes, parse_schedule
 
 DESCRIPTION = "A functional compiler for PyTorch: everything that changes lives in one immutable state."
 TRAIN = "Train a small byte-level GPT through scoped_fn.compile, then report losses, speed and a sampled text."
+PROFILE = "Run one training step of the GPT node by node, and show where its time goes and what fills its memory."
 INSPECT = "Show what a checkpoint of `scoped-fn train`, or a saved state_dict of scoped_fn.Engine, holds."
 DOCTOR = "Show versions, device, and which backends work here, by compiling a small function with each."
 TUNE = "Time launch configurations of the FP8 kernels on this GPU and rewrite the table that the library launches by."
+
+Parsed = TypeVar("Parsed")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,6 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"scoped-fn {sf.__version__}")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     _add_train_options(commands.add_parser("train", help="train a small GPT on real text", description=TRAIN))
+    profile = commands.add_parser("profile", help="show time and memory of a step, node by node", description=PROFILE)
+    _add_profile_options(profile)
     inspect = commands.add_parser("inspect", help="show what a saved run or model holds", description=INSPECT)
     inspect.add_argument("file", type=Path, metavar="FILE", help="loaded as data: nothing in it is executed")
     commands.add_parser("doctor", help="show versions, device and which backends work here", description=DOCTOR)
@@ -84,7 +91,11 @@ def run_command(chosen: argparse.Namespace) -> int:
         from scoped_fn.demo.saved_tables import run_inspect
 
         return run_inspect(chosen.file)
-    return _run_train(_train_options(chosen))
+    if chosen.command == "profile":
+        from scoped_fn.demo.profile_run import run_profile
+
+        return run_profile(ProfileOptions(**_with_model(chosen)))
+    return _run_train(TrainOptions(**_with_model(chosen)))
 
 
 def _run_train(options: TrainOptions) -> int:
@@ -99,17 +110,39 @@ def _run_train(options: TrainOptions) -> int:
 
 def _add_train_options(parser: argparse.ArgumentParser) -> None:
     default = TrainOptions()
-    size = _whole_number(1)
-    width = _whole_number(HEAD_WIDTH, multiple_of=HEAD_WIDTH)
     add = parser.add_argument
-    add("--steps", type=size, default=default.steps, metavar="N", help="steps in all (default: %(default)s)")
-    add("--seed", type=_whole_number(0, below=2**32), default=default.seed, metavar="N", help="default: %(default)s")
+    add("--steps", type=_whole_number(1), default=default.steps, metavar="N", help="in all (default: %(default)s)")
     add("--backend", choices=("inductor", "eager"), default=default.backend, help="default: %(default)s")
     _add_recipe_options(parser)
-    add("--text", type=Path, metavar="FILE", help="text to train on (default: the manual that comes with Python)")
+    schedule_help = f"passes from a step on, as 0:none,50:memory_budget=0.5; passes: {PASS_WORDS}, joined with +"
+    add("--schedule", type=_words_of(parse_schedule), metavar="STEP:PASSES,...", help=schedule_help)
     add("--out", type=Path, default=default.out, metavar="FOLDER", help="for the results (default: %(default)s)")
     add("--checkpoint", type=Path, metavar="FILE", help="saved to as the run goes; resumed from where it exists")
     add("--no-timing", dest="timing", action="store_false", help="do not time steps at the end")
+    _add_model_options(parser)
+
+
+def _add_profile_options(parser: argparse.ArgumentParser) -> None:
+    default = ProfileOptions()
+    add = parser.add_argument
+    backend_help = "what the graphs are lowered for (default: %(default)s)"
+    add("--backend", choices=("inductor", "eager"), default=default.backend, help=backend_help)
+    recipe_help = "how matmuls are quantized to FP8 (default: %(default)s)"
+    add("--recipe", choices=RECIPES, default=default.recipe, help=recipe_help)
+    passes_help = f"also profile the step with these: {PASS_WORDS}, joined with +"
+    add("--passes", type=_words_of(parse_passes), metavar="PASSES", help=passes_help)
+    add("--out", type=Path, default=default.out, metavar="FOLDER", help="for the results (default: %(default)s)")
+    add("--top", type=_whole_number(1), default=default.top, metavar="N", help="rows of a table (default: %(default)s)")
+    _add_model_options(parser)
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what a training run and a profile of one step have in common."""
+    default, size = TrainOptions(), _whole_number(1)
+    width = _whole_number(HEAD_WIDTH, multiple_of=HEAD_WIDTH)
+    add = parser.add_argument
+    add("--seed", type=_whole_number(0, below=2**32), default=default.seed, metavar="N", help="default: %(default)s")
+    add("--text", type=Path, metavar="FILE", help="text to train on (default: the manual that comes with Python)")
     add("--batch", type=size, default=default.batch, metavar="N", help="examples in a step (default: %(default)s)")
     add("--context", type=size, default=default.model.context, metavar="N", help="bytes of one (default: %(default)s)")
     add("--layers", type=size, default=default.model.layers, metavar="N", help="of the model (default: %(default)s)")
@@ -141,8 +174,21 @@ def _whole_number(least: int, *, below: int | None = None, multiple_of: int = 1)
     return parse
 
 
-def _train_options(chosen: argparse.Namespace) -> TrainOptions:
+def _words_of(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
+    """Returns a parser of an option's text whose complaints argparse shows."""
+
+    def convert(text: str) -> Parsed:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _with_model(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options that were chosen, those of the model as one."""
     given = vars(chosen).copy()
-    model = GPTConfig(layers=given.pop("layers"), width=given.pop("width"), context=given.pop("context"))
     del given["command"]
-    return TrainOptions(model=model, **given)
+    model = GPTConfig(layers=given.pop("layers"), width=given.pop("width"), context=given.pop("context"))
+    return {**given, "model": model}

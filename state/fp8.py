@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import optree
 import torch
 
 from scoped_fn.state.compiler_state import CompilerState
 from scoped_fn.state.fp8_state import Fp8State
 from scoped_fn.state.frozen_dict import FrozenDict
-from scoped_fn.state.input_queue import queue_from, queue_static, queue_tensors
+from scoped_fn.state.input_queue import InputQueue, queue_from, queue_static, queue_tensors
 from scoped_fn.state.owners import check_owner, token_of
 
 
@@ -40,14 +39,17 @@ def merge(state: CompilerState) -> CompilerState:
         owner: FrozenDict({name: _first(value, depth, name) for name, value in named.items()})
         for owner, named in state.buffers.items()
     }
-    inputs = {
-        owner: queue_from(
-            queue_static(queue), optree.tree_map(lambda value: _first(value, depth, "inputs"), queue_tensors(queue))
-        )
-        for owner, queue in state.inputs.items()
-    }
+    inputs = {owner: _shared_queue(queue, depth) for owner, queue in state.inputs.items()}
     key = _first(state.key, depth, "key")
     return replace(state, fp8=FrozenDict(fp8), buffers=FrozenDict(buffers), inputs=FrozenDict(inputs), key=key)
+
+
+def _shared_queue(queue: InputQueue, depth: int) -> InputQueue:
+    tensors = {
+        name: [[_first(value, depth, name) for value in values] for values in parts]
+        for name, parts in queue_tensors(queue).items()
+    }
+    return queue_from(queue_static(queue), tensors)
 
 
 def _merged(held: Fp8State, depth: int) -> Fp8State:

@@ -57,9 +57,9 @@ class InputQueue:
     spec: InputSpec
 
 
-def queue_tensors(queue: InputQueue) -> dict[str, Any]:
+def queue_tensors(queue: InputQueue) -> dict[str, list[list[torch.Tensor]]]:
     """Returns the tensors of a queue as a tree of plain containers."""
-    return {"entries": [list(entry.tensors) for entry in queue.entries], "spec": list(queue.spec.values)}
+    return {"entries": [list(entry.tensors) for entry in queue.entries], "spec": [list(queue.spec.values)]}
 
 
 def queue_static(queue: InputQueue) -> Any:
@@ -72,4 +72,5 @@ def queue_from(static: Any, tensors: Mapping[str, Any]) -> InputQueue:
     """Returns the queue with these static parts and tensors."""
     entries = zip(static[0], tensors["entries"], strict=True)
     made = tuple(QueuedInputs(structure, in_frame, tuple(given)) for (structure, in_frame), given in entries)
-    return InputQueue(made, InputSpec(*static[1], tuple(tensors["spec"])))
+    structure, specs, kept = static[1]
+    return InputQueue(made, InputSpec(structure, specs, kept, tuple(tensors["spec"][0])))

@@ -11,12 +11,19 @@ import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 
+from scoped_fn._torch.dynamo import CAPTURE_SETTINGS
+
 MODULES = (
     ("torch._inductor.config.", inductor_config),
     ("torch._functorch.config.", functorch_config),
     ("torch._dynamo.config.", dynamo_config),
 )
 PREFIXES = tuple(prefix for prefix, _ in MODULES)
+# What every compile sets itself, so that another value would be lost.
+OURS = frozenset(
+    {"torch._inductor.config.fallback_random", "torch._functorch.config.backward_pass_autocast"}
+    | {f"torch._dynamo.config.{name}" for name in CAPTURE_SETTINGS}
+)
 
 
 def setting_value(key: str) -> Any:
@@ -35,7 +42,7 @@ def patched(overrides: Mapping[str, Any]) -> Iterator[None]:
         for prefix, module in MODULES:
             own = {key.removeprefix(prefix): value for key, value in overrides.items() if key.startswith(prefix)}
             if own:
-                stack.enter_context(module.patch(own))  # type: ignore[attr-defined]
+                stack.enter_context(module.patch(own))
         yield
 
 

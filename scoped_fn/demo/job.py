@@ -32,11 +32,12 @@ def run_training(options: TrainOptions) -> int:
     make_folders(options)
     saved = load_checkpoint(options)  # before the compilation: a file that cannot be used is said at once
     progress = Console(stderr=True)
-    carry, job = compile_run(options, corpus, progress, f"compiling with {options.backend}")
+    first_step = 0 if saved is None else len(saved["losses"])
+    carry, job = compile_run(options, corpus, progress, f"compiling with {options.backend}", first_step=first_step)
     outcome = train_until_stopped(carry if saved is None else resume(carry, saved), job)
     save_checkpoint(outcome.carry, options)
     summary, complete = _examine(outcome, job)
-    sf.release(outcome.carry.state, job.engine.loss)
+    sf.release(outcome.carry.state, outcome.engine.loss)
     written = write_files(summary, options)
     print_table(Console(), summary)
     end = "Done" if complete else f"Interrupted after {len(summary.losses)} of {options.steps} steps"
@@ -46,26 +47,27 @@ def run_training(options: TrainOptions) -> int:
 
 def _examine(outcome: Outcome, job: Job) -> tuple[Summary, bool]:
     """Returns the summary, and whether everything was done; Ctrl-C leaves out what comes after it."""
-    options, carry = job.options, outcome.carry
+    options, carry, engine = job.options, outcome.carry, outcome.engine
     summary = Summary(
         seed=options.seed,
         backend=options.backend,
         recipe=options.recipe,
         planned_steps=options.steps,
         losses=carry.losses,
-        compile_s=job.engine.compile_s,
+        compile_s=engine.compile_s,
         training_s=outcome.training_s,
         tokens_per_second=options.tokens_per_step * outcome.steps / outcome.training_s,
         scales=summarize_scales(carry.state),
+        schedule=engine.changes,
     )
     try:
         with phase(job.progress, "validating"):
-            summary = replace(summary, validation_loss=validate(carry, job.engine, job.corpus, options))
-            summary = replace(summary, sample=printable(sample(carry, job.engine, options, length=SAMPLE_BYTES)))
+            summary = replace(summary, validation_loss=validate(carry, engine, job.corpus, options))
+            summary = replace(summary, sample=printable(sample(carry, engine, options, length=SAMPLE_BYTES)))
         if options.timing and not outcome.interrupted:
             with phase(job.progress, "timing a step against torch.compile and eager"):
                 batch = first_batch(options, job.corpus)
-                times = compare_steps(carry, job.engine, batch, backend=options.backend)
+                times = compare_steps(carry, engine, batch, backend=options.backend)
             summary = replace(summary, step_ms=times)
     except KeyboardInterrupt:
         return summary, False

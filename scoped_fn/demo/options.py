@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scoped_fn.demo.gpt import GPTConfig
 from scoped_fn.demo.precision import UNQUANTIZED
+from scoped_fn.demo.schedule import NamedSchedule
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class TrainOptions:
         seed: Seeds weights, batches and the sampled text; below 2**32.
         backend: ``"inductor"`` or ``"eager"``.
         recipe: How matmuls are quantized, one of `RECIPES`; "none" for not at all.
+        schedule: Which passes the step is compiled with, and from which step on; None for no pass ever.
         out: Folder for the loss curve and the metrics.
         checkpoint: File to resume from and save to, or None.
         text: File to train on, or None for Python's own manual.
@@ -31,6 +33,7 @@ class TrainOptions:
     seed: int = 0
     backend: str = "inductor"
     recipe: str = UNQUANTIZED
+    schedule: NamedSchedule | None = None
     out: Path = Path("runs/train")
     checkpoint: Path | None = None
     text: Path | None = None

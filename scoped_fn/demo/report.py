@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scoped_fn.demo.changes import Change
 from scoped_fn.demo.precision import UNQUANTIZED, RoleScales
 
 NEIGHBOURS = 10
@@ -34,6 +35,7 @@ class Summary:
         sample: Text the model wrote.
         step_ms: Median milliseconds of a forward and backward by contestant; empty where not measured.
         scales: Amaxes and scales by role after the last step; empty where the recipe remembers none.
+        schedule: The entries of the schedule that came into force in this process, in order.
     """
 
     seed: int
@@ -48,6 +50,7 @@ class Summary:
     sample: str = ""
     step_ms: dict[str, float] = field(default_factory=dict)
     scales: tuple[RoleScales, ...] = ()
+    schedule: tuple[Change, ...] = ()
 
 
 def printable(content: bytes) -> str:
@@ -103,6 +106,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         ("compile time", f"{summary.compile_s:.1f} s ({summary.backend})"),
         ("training time", speed if summary.tokens_per_second else "no step was left to make"),
     ]
+    rows += [(f"from step {each.step}", f"{each.passes}: {each.effect}") for each in summary.schedule]
     rows += [(f"FP8, {each.role}", str(each)) for each in summary.scales]
     for name, milliseconds in summary.step_ms.items():
         ratio = summary.step_ms["scoped_fn"] / milliseconds

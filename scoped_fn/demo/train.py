@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,15 @@ from torch.func import functional_call
 
 import scoped_fn as sf
 from scoped_fn.demo.adamw import Moments, Tensors, adamw, init_moments
+from scoped_fn.demo.changes import (
+    Batch,
+    Change,
+    Footprint,
+    advance_on,
+    footprint_of,
+    plain_footprint,
+    remarks_of_passes,
+)
 from scoped_fn.demo.gpt import GPT
 from scoped_fn.demo.options import TrainOptions
 from scoped_fn.demo.precision import first_state
@@ -52,33 +61,93 @@ class Engine:
         model: The module it was compiled from, never written to.
         loss: ``(state, params, tokens, targets) -> (state, loss)``, the inference graph.
         step: ``(state, params, tokens, targets) -> (state, (loss, grads))``, the joint graph.
-        compile_s: Seconds that compiling took.
+        compile_s: Seconds that compiling took, before the first step.
+        plain: What a step needs without passes; None where there is no schedule.
+        changes: The entries of the schedule that came into force, in order.
     """
 
     model: GPT
-    loss: Any
+    loss: sf.CompiledFn
     step: Step
     compile_s: float
+    plain: Footprint | None = None
+    changes: tuple[Change, ...] = ()
 
 
-def build_engine(options: TrainOptions, corpus: Corpus) -> tuple[Carry, Engine]:
-    """Returns the run before its first step, and the model compiled for validation and for training."""
-    model = GPT(options.model, seed=options.seed)
-    batch = first_batch(options, corpus)
+def build_engine(options: TrainOptions, corpus: Corpus, *, first_step: int = 0) -> tuple[Carry, Engine]:
+    """Returns the run before its first step, and the model compiled for validation and for training.
+
+    Args:
+        options: The run's options.
+        corpus: Its text.
+        first_step: The step to be made first, counted from 0: its entry of the schedule is in force.
+    """
+    model, batch = GPT(options.model, seed=options.seed), _batch(first_step, corpus, options)
     started = time.perf_counter()
-    with torch.no_grad():  # without gradients `compile` builds the inference graph
-        state = first_state(options.seed, options.recipe)
-        state, loss = sf.compile(state, model, batch, backend=options.backend, name="gpt")
-    step = sf.value_and_grad(loss)
-    params = {name: value.detach().clone() for name, value in loss.params.items()}
-    step(state, params, *batch)  # the joint graph compiles at its first call; what the call returns is not needed
-    compile_s = time.perf_counter() - started
-    return Carry(state, params, init_moments(params), ()), Engine(model, loss, step, compile_s)
+    with remarks_of_passes() if options.schedule else nullcontext([]) as remarks:
+        state, loss = _compiled_loss(model, batch, options, first_step)
+        params = {name: value.detach().clone() for name, value in loss.params.items()}
+        step = _compiled_step(state, params, loss, batch)
+    engine = Engine(model, loss, step, time.perf_counter() - started)
+    carry = Carry(state, params, init_moments(params), ())
+    if options.schedule is None:
+        return carry, engine
+    engine = replace(engine, plain=plain_footprint(state, loss, batch))
+    if loss.entry is None:
+        return carry, engine
+    change = Change(first_step, options.schedule.words[loss.entry], engine.compile_s, tuple(remarks))
+    return _with_change(carry, engine, change)
 
 
-def first_batch(options: TrainOptions, corpus: Corpus) -> tuple[Tensor, Tensor]:
+def due_passes(carry: Carry, engine: Engine, options: TrainOptions) -> str | None:
+    """Returns the words of the passes that come into force with the next step; None where nothing changes."""
+    schedule = options.schedule
+    due = None if schedule is None else schedule.schedule.due(len(carry.losses))
+    return None if schedule is None or due is None or due == engine.loss.entry else schedule.words[due]
+
+
+def advance_engine(carry: Carry, engine: Engine, corpus: Corpus, options: TrainOptions) -> tuple[Carry, Engine]:
+    """Returns the run and the model for the next step: the very same where nothing comes into force."""
+    number, passes = len(carry.losses), due_passes(carry, engine, options)
+    if passes is None:
+        return carry, engine
+    batch, started = _batch(number, corpus, options), time.perf_counter()
+    with remarks_of_passes() as remarks:
+        state, loss = advance_on(carry.state, engine.loss, number, batch)
+        step = _compiled_step(state, carry.params, loss, batch)
+    change = Change(number, passes, time.perf_counter() - started, tuple(remarks))
+    return _with_change(replace(carry, state=state), replace(engine, loss=loss, step=step), change)
+
+
+def first_batch(options: TrainOptions, corpus: Corpus) -> Batch:
     """Returns the tokens and targets of the first step, each (B, T)."""
-    return training_batch(corpus, seed=options.seed, step=0, batch=options.batch, context=options.model.context)
+    return _batch(0, corpus, options)
+
+
+def _batch(step: int, corpus: Corpus, options: TrainOptions) -> Batch:
+    return training_batch(corpus, seed=options.seed, step=step, batch=options.batch, context=options.model.context)
+
+
+def _compiled_loss(
+    model: GPT, batch: Batch, options: TrainOptions, first_step: int
+) -> tuple[sf.CompilerState, sf.CompiledFn]:
+    schedule = None if options.schedule is None else options.schedule.schedule
+    state = first_state(options.seed, options.recipe)
+    with torch.no_grad():  # without gradients `compile` builds the inference graph
+        state, loss = sf.compile(state, model, batch, backend=options.backend, schedule=schedule, name="gpt")
+    return (state, loss) if schedule is None else advance_on(state, loss, first_step, batch)
+
+
+def _compiled_step(state: sf.CompilerState, params: Tensors, loss: sf.CompiledFn, batch: Batch) -> Step:
+    step = sf.value_and_grad(loss)
+    step(state, params, *batch)  # the joint graph compiles at its first call; what the call returns is not needed
+    return step
+
+
+def _with_change(carry: Carry, engine: Engine, change: Change) -> tuple[Carry, Engine]:
+    state, footprint = footprint_of(carry.state, engine.loss)
+    change = replace(change, footprint=footprint, plain=engine.plain)
+    return replace(carry, state=state), replace(engine, changes=(*engine.changes, change))
 
 
 def learning_rate(step: int) -> float:
@@ -90,16 +159,12 @@ def learning_rate(step: int) -> float:
     return PEAK_LEARNING_RATE * min(number / WARM_UP_STEPS, math.sqrt(WARM_UP_STEPS / number))
 
 
-def train(carry: Carry, step: Step, corpus: Corpus, options: TrainOptions) -> Iterator[Carry]:
-    """Yields the run after each of its remaining steps; every value yielded stays valid."""
-    for number in range(len(carry.losses), options.steps):
-        batch = training_batch(
-            corpus, seed=options.seed, step=number, batch=options.batch, context=options.model.context
-        )
-        state, (loss, grads) = step(carry.state, carry.params, *batch)
-        moments, params = adamw(carry.moments, carry.params, grads, learning_rate=learning_rate(number))
-        carry = Carry(state, params, moments, (*carry.losses, loss.item()))
-        yield carry
+def train_step(carry: Carry, step: Step, corpus: Corpus, options: TrainOptions) -> Carry:
+    """Returns the run after its next step; the one before stays valid."""
+    number = len(carry.losses)
+    state, (loss, grads) = step(carry.state, carry.params, *_batch(number, corpus, options))
+    moments, params = adamw(carry.moments, carry.params, grads, learning_rate=learning_rate(number))
+    return Carry(state, params, moments, (*carry.losses, loss.item()))
 
 
 def validate(carry: Carry, engine: Engine, corpus: Corpus, options: TrainOptions) -> float:

@@ -23,19 +23,20 @@ class Passes:
     Attributes:
         captured: On the torch-level graph, before any lowering.
         joint: On the ATen graph of forward and backward together, before the partition.
-        partition: `(gm, primals, tangents, num_forward) -> (forward, backward)`: cuts the joint graph, in place of
-            torch's minimum cut; the last `gm` outputs of the forward are what the backward begins with.
-        saved: `(forward, backward, num_forward) -> (forward, backward)`: changes how values get from one to the other.
         forward: On the forward graph of training, and on the inference graph.
         backward: On the backward graph.
+        partition: `(gm, primals, tangents, num_forward) -> (forward, backward)`: cuts the joint graph, in place of
+            torch's minimum cut. After `num_forward` outputs the forward returns what the backward takes first.
+        saved: `(forward, backward, num_forward) -> (forward, backward)`, before the passes on each of them: changes
+            how values get from one to the other.
     """
 
     captured: GraphPass = identity
     joint: GraphPass = identity
-    partition: PartitionFn | None = None
-    saved: SavedPass | None = None
     forward: GraphPass = identity
     backward: GraphPass = identity
+    partition: PartitionFn | None = None
+    saved: SavedPass | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
