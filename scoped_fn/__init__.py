@@ -14,6 +14,7 @@ from scoped_fn._fp8.quantized_params import QuantizedParams
 from scoped_fn._fp8.scales import update_scales
 from scoped_fn._fp8.scopes import autocast, end_autocast, with_autocast
 from scoped_fn._fp8.sinks import stage_gradients, watch_gradients
+from scoped_fn._fp8.support import fp8_support
 from scoped_fn._fp8.weights import quantize_weights
 from scoped_fn._graph import Graph, copy_graph
 from scoped_fn._guidance import profile
@@ -108,6 +109,7 @@ __all__ = [
     "drop_override",
     "effects",
     "end_autocast",
+    "fp8_support",
     "grad",
     "init_state",
     "jvp",

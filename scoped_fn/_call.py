@@ -10,10 +10,11 @@ import torch
 from scoped_fn._fp8.plan import AMAX, SINK, ScopeKey
 from scoped_fn._fp8.quantized_params import QuantizedParams
 from scoped_fn._fp8.results import with_columns, with_results
+from scoped_fn._fp8.support import check_support
 from scoped_fn._runtime import Memo, Variant
 from scoped_fn._structure import Structure
 from scoped_fn.stages.autocast import Sites, find_sites, rewrite
-from scoped_fn.stages.captured import Captured
+from scoped_fn.stages.captured import Captured, with_facts
 from scoped_fn.state import CompilerState, active_scope
 from scoped_fn.state.fp8_state import selected
 
@@ -81,6 +82,7 @@ class Call:
             return captured
         key: ScopeKey = self.structure.scope
         extras = self.tensors[len(self.tensors) - key.extras :]
+        captured = with_facts(captured, check_support(self.state, sites.device))
         return rewrite(captured, sites, key, extras, record=record or key.scope.calibrating)
 
     def next_state(self, variant: Variant, results: Any) -> CompilerState:

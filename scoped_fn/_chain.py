@@ -13,7 +13,7 @@ from scoped_fn.stages.apply import apply, apply_backward, apply_forward
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import Compiled, compile_backward, compile_forward, compile_inference
 from scoped_fn.stages.lower import Inference, Joint, lower_inference, lower_joint
-from scoped_fn.stages.partition import Split, change_saved, partition
+from scoped_fn.stages.partition import Split, apply_saved, partition
 from scoped_fn.state import CompilerState
 
 
@@ -73,7 +73,7 @@ def split_joint(state: CompilerState, joint: Joint, plan: Plan) -> tuple[Compile
     """Returns the joint graph in two, every pass applied."""
     state, joint = apply(state, joint, plan.passes.joint)
     state, split = partition(state, joint, plan.passes.partition)
-    state, split = change_saved(state, split, plan.passes.saved)
+    state, split = apply_saved(state, split, plan.passes.saved)
     state, split = apply_forward(state, split, plan.passes.forward)
     return apply_backward(state, split, plan.passes.backward)
 

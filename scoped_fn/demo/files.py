@@ -19,10 +19,10 @@ def make_folders(options: TrainOptions) -> None:
     Raises:
         UsageError: A path cannot be made or written to.
     """
-    _make_folder(options.out, "--out")
+    make_folder(options.out, "--out")
     if options.checkpoint is None:
         return
-    _make_folder(options.checkpoint.parent, "--checkpoint")
+    make_folder(options.checkpoint.parent, "--checkpoint")
     if options.checkpoint.is_dir():
         raise UsageError(f"Expected a file, got the folder '{options.checkpoint}'. Check --checkpoint.")
 
@@ -44,7 +44,12 @@ def write_files(summary: Summary, options: TrainOptions) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _make_folder(folder: Path, option: str) -> None:
+def make_folder(folder: Path, option: str) -> None:
+    """Makes a folder to write to, that an option names.
+
+    Raises:
+        UsageError: It cannot be made or written to.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

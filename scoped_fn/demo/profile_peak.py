@@ -11,6 +11,7 @@ import torch.fx
 import scoped_fn as sf
 
 Key = tuple[str, str]  # graph and name of a node
+Result = tuple[torch.fx.Node, int]  # a node, and which of its tensors
 
 
 @dataclass(frozen=True)
@@ -19,17 +20,15 @@ class Holding:
 
     Attributes:
         name: The node that allocated it.
-        graph: "forward", "backward" or "inference".
+        graph: "forward", "backward" or "inference"; what a backward finds there from the forward was kept for it.
         module: The module that the node is from, see `modules_of`.
         bytes: How much.
-        kept: Whether it waits for the backward.
     """
 
     name: str
     graph: str
     module: str
     bytes: int
-    kept: bool
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def held_at_peak(fn: sf.CompiledFn, profile: sf.Profile) -> tuple[Holding, ...]:
         names = [node.name for node in gm.graph.nodes]
         at = names.index(peak.name) if graph == peak.graph else len(names) - 1  # a backward finds what is kept
         found += [
-            Holding(life.name, graph, where[graph, life.name], life.bytes, graph != peak.graph)
+            Holding(life.name, graph, where[graph, life.name], life.bytes)
             for life in _lives(gm, {name: allocated.get((graph, name), 0) for name in names})
             if life.first <= at <= life.last
         ]
@@ -79,21 +78,27 @@ def _graphs(fn: sf.CompiledFn) -> dict[str, torch.fx.GraphModule]:
 
 def _lives(gm: torch.fx.GraphModule, allocated: Mapping[str, int]) -> Iterator[Life]:
     """Yields what the nodes of a graph allocate; views prolong the life of what they look at."""
-    sources: dict[torch.fx.Node, frozenset[torch.fx.Node]] = {}  # which nodes' memory a value lies in
-    first: dict[torch.fx.Node, int] = {}
-    last: dict[torch.fx.Node, int] = {}
+    sources: dict[torch.fx.Node, frozenset[Result]] = {}  # in whose memory a node's value lies
+    first: dict[Result, int] = {}
+    last: dict[Result, int] = {}
     for place, node in enumerate(gm.graph.nodes):
-        used = frozenset[torch.fx.Node]().union(*(sources[each] for each in node.all_input_nodes))
-        new = bool(allocated[node.name]) and not isinstance(node.meta["val"], tuple | list)
-        if node.target is operator.getitem:  # of several results, each lives as long as it is used
-            new = bool(allocated[node.all_input_nodes[0].name])
-        sources[node] = frozenset({node}) if new else used
-        if new:
-            first[node] = place
-        last |= dict.fromkeys(used | sources[node], place)
-    for node, place in first.items():
-        owner = node.all_input_nodes[0] if node.target is operator.getitem else node
-        yield Life(owner.name, node.meta["val"].untyped_storage().nbytes(), place, last[node])
+        used = frozenset[Result]().union(*(sources[each] for each in node.all_input_nodes))
+        sources[node] = _results(node) if allocated[node.name] else used
+        if node.target is operator.getitem:
+            sources[node] = used & {(node.args[0], node.args[1])} or used
+        first |= dict.fromkeys(sources[node] - used, place)
+        last |= dict.fromkeys(sources[node] | used, place)
+    for (node, index), place in first.items():
+        value = node.meta["val"]
+        value = value[index] if isinstance(value, tuple | list) else value
+        yield Life(node.name, value.untyped_storage().nbytes(), place, last[node, index])
+
+
+def _results(node: torch.fx.Node) -> frozenset[Result]:
+    """Returns the tensors that a node computes: one, or several by their place."""
+    value = node.meta["val"]
+    several = enumerate(value if isinstance(value, tuple | list) else [value])
+    return frozenset((node, index) for index, each in several if isinstance(each, torch.Tensor))
 
 
 def _module(node: torch.fx.Node) -> str:

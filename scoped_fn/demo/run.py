@@ -60,7 +60,7 @@ def compile_run(
     Raises:
         CommandError: The backend cannot compile on this machine.
     """
-    with phase(progress, description), _failure_in_one_line(options.backend):
+    with phase(progress, description), failure_in_one_line(options.backend):
         carry, engine = build_engine(options, corpus, first_step=first_step)
     return carry, Job(options, corpus, engine, progress)
 
@@ -115,7 +115,7 @@ def _follow_schedule(carry: Carry, engine: Engine, job: Job, advance: Advance) -
         return carry, engine
     advance(len(carry.losses), f"compiling {passes}")
     try:
-        with _failure_in_one_line(job.options.backend):
+        with failure_in_one_line(job.options.backend):
             carry, engine = advance_engine(carry, engine, job.corpus, job.options)
     except CommandError:
         save_checkpoint(carry, job.options)
@@ -130,7 +130,8 @@ def _announce(job: Job, changes: Sequence[Change]) -> None:
 
 
 @contextmanager
-def _failure_in_one_line(backend: str) -> Iterator[None]:
+def failure_in_one_line(backend: str) -> Iterator[None]:
+    """Turns what a compiler raises in the block into a `CommandError`."""
     try:
         yield
     except RuntimeError as error:

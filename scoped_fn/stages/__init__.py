@@ -10,7 +10,7 @@ from scoped_fn.stages.capture import capture
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import Compiled, compile_backward, compile_forward, compile_inference
 from scoped_fn.stages.lower import Inference, Joint, lower_inference, lower_training
-from scoped_fn.stages.partition import Split, partition
+from scoped_fn.stages.partition import Split, apply_saved, partition
 
 __all__ = [
     "Captured",
@@ -21,6 +21,7 @@ __all__ = [
     "apply",
     "apply_backward",
     "apply_forward",
+    "apply_saved",
     "assemble_inference",
     "assemble_training",
     "autocast",

@@ -14,10 +14,11 @@ from scoped_fn._fp8.plan import AMAX, SCALE, SINK, Fp8Plan, ScopeKey, check_weig
 from scoped_fn._fp8.results import with_columns
 from scoped_fn._fp8.rewrite import Region, collect_amaxes, layout_of
 from scoped_fn._fp8.sites import Names, check_dtype, check_skip, dotted, skipped
+from scoped_fn._fp8.support import check_support
 from scoped_fn._graph import Graph, copy_graph, output_values
 from scoped_fn._replay import uses_transforms
 from scoped_fn._specs import TensorSpec, spec_of
-from scoped_fn.stages.captured import Captured
+from scoped_fn.stages.captured import Captured, with_facts
 from scoped_fn.state import AutocastScope, CompilerState, active_scope
 from scoped_fn.state.fp8_state import gradients_of, selected
 
@@ -32,13 +33,15 @@ def autocast(state: CompilerState, captured: Captured) -> tuple[CompilerState, C
         captured: A captured model; it keeps its own graph.
 
     Raises:
-        SpecError: A skip pattern matches no layer, a matmul is in float64, or a custom recipe answers wrongly.
+        SpecError: A skip pattern matches no layer, a matmul is in float64, a custom recipe answers wrongly, or the
+            state's constants say that the GPU has no FP8.
         CaptureError: The model uses `torch.func` transforms around its matmuls.
     """
     scope = active_scope(state)
     if scope is None:
         return state, captured
     sites = find_sites(captured, scope)
+    captured = with_facts(captured, check_support(state, sites.device))
     columns = sites.plan.columns
     state = with_columns(state, captured.owner, columns, sites.plan.request, sites.device)
     extras = selected(state.fp8[captured.owner], columns) if columns else []

@@ -74,7 +74,7 @@ def partition(
     return state, _split(joint, forward, backward)
 
 
-def change_saved(state: CompilerState, split: Split, saved_pass: SavedPass | None) -> tuple[CompilerState, Split]:
+def apply_saved(state: CompilerState, split: Split, saved_pass: SavedPass | None) -> tuple[CompilerState, Split]:
     """Returns the split with another way for values to get from forward to backward.
 
     Args:
