@@ -9,7 +9,7 @@ import importlib
 import sys
 import warnings
 
-BENCHMARKS = ("call", "transforms", "train_step", "cold_compile", "neighbours", "kernels", "fp8")
+BENCHMARKS = ("call", "transforms", "train_step", "cold_compile", "neighbours", "kernels", "fp8", "lifecycles")
 
 
 def main(names: list[str]) -> int:
