@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils import _pytree as pytree
 
 from scoped_fn._torch.aten import operator_arguments
+from scoped_fn._torch.tensors import storage_id
 
+RANDOM_HIGHER_ORDER = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
 TORCH_FOLDER, OWN_FOLDER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
 
@@ -69,12 +72,30 @@ def output_values(gm: torch.fx.GraphModule) -> list[Any]:
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Returns whether a node draws random numbers."""
+    """Returns whether a node draws random numbers, or draws again what a checkpoint region drew."""
+    if getattr(node.target, "__name__", "") in RANDOM_HIGHER_ORDER:
+        return True
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
         return False
     arguments = operator_arguments(node)
     return bool(arguments.get("dropout_p", 1.0) != 0.0)  # attention draws only if it drops
+
+
+def acts(node: torch.fx.Node) -> bool:
+    """Returns whether running an operation does more than give its result: it draws, writes or has an effect."""
+    return node.op == "call_function" and (draws(node) or bool(node.is_impure(impure_random=False)))
+
+
+def storage_bytes(tree: Any) -> dict[int, int]:
+    """Returns the storages of the tensors of a tree, fake or real, and their bytes."""
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return {storage_id(tensor): _plain(tensor.untyped_storage().nbytes()) for tensor in leaves}
+
+
+def _plain(count: Any) -> int:
+    """Returns a number of bytes; the only tensors of unknown length are saved states of the random generator."""
+    return count if type(count) is int else torch.get_rng_state().nbytes
 
 
 def user_line(node: torch.fx.Node) -> str:

@@ -11,8 +11,9 @@ from scoped_fn._call import Call
 from scoped_fn._chain import split_joint
 from scoped_fn._compiled import CompiledFn, normal_mode
 from scoped_fn._errors import SpecError
+from scoped_fn._graph import storage_bytes
 from scoped_fn._inputs import materialize, pop_inputs
-from scoped_fn._node_by_node import Steps, run_steps, storages
+from scoped_fn._node_by_node import Steps, run_steps
 from scoped_fn._plan import Plan
 from scoped_fn._profile import NodeProfile, Profile
 from scoped_fn._runtime import Memo
@@ -84,7 +85,7 @@ def profile_call(state: CompilerState, fn: CompiledFn, inputs: Inputs, training:
                 run_steps(steps, tensors, nodes)
         except Exception as failure:  # noqa: BLE001 - whatever an operation raises, training goes on
             error = f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
-    return Profile(fn.name, tuple(nodes), sum(storages(tensors).values()), steps.saved_bytes, synthetic, error)
+    return Profile(fn.name, tuple(nodes), sum(storage_bytes(tensors).values()), steps.saved_bytes, synthetic, error)
 
 
 def _steps(fn: CompiledFn, call: Call, training: bool | None) -> tuple[Steps, list[torch.Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from scoped_fn._graph import fake_inputs, target_text
+from scoped_fn._graph import fake_inputs, storage_bytes, target_text
 from scoped_fn._profile import NodeProfile
-from scoped_fn._torch.tensors import storage_id
 
 
 class Watched(torch.fx.Interpreter):
@@ -24,12 +23,12 @@ class Watched(torch.fx.Interpreter):
     """
 
     def __init__(
-        self, gm: torch.fx.GraphModule, name: str, held: Iterable[Any], base: int, nodes: list[NodeProfile]
+        self, gm: torch.fx.GraphModule, name: str, held: Sequence[Any], base: int, nodes: list[NodeProfile]
     ) -> None:
         """Takes a graph, its name, the tensors that the caller holds, the bytes in use besides, and where to note."""
         super().__init__(gm)
         self.nodes = nodes
-        self._name, self._theirs, self._live = name, storages(held).keys(), base
+        self._name, self._theirs, self._live = name, storage_bytes(held).keys(), base
         self._users: dict[int, int] = {}  # storage -> how many values that are alive share it
         self._sizes: dict[int, int] = {}
         self._own: dict[torch.fx.Node, list[int]] = {}
@@ -52,7 +51,7 @@ class Watched(torch.fx.Interpreter):
 
     def _hold(self, node: torch.fx.Node, result: Any) -> int:
         new = 0
-        found = {key: size for key, size in storages([result]).items() if key not in self._theirs}
+        found = {key: size for key, size in storage_bytes(result).items() if key not in self._theirs}
         for key, size in found.items():
             new += 0 if key in self._users else size
             self._users[key], self._sizes[key] = self._users.get(key, 0) + 1, size
@@ -91,17 +90,11 @@ def run_steps(steps: Steps, tensors: list[torch.Tensor], nodes: list[NodeProfile
     results = Watched(steps.forward, steps.name, tensors, 0, nodes).run(*tensors)
     if steps.backward is None:
         return
-    saved, theirs = results[steps.num_forward :], storages(tensors)
+    saved, theirs = results[steps.num_forward :], storage_bytes(tensors)
     fakes = fake_inputs(steps.backward)[len(saved) :]
     tangents = [torch.ones(fake.shape, dtype=fake.dtype, device=fake.device) for fake in fakes]
-    base = sum(size for key, size in storages(results).items() if key not in theirs)
+    base = sum(size for key, size in storage_bytes(results).items() if key not in theirs)
     Watched(steps.backward, "backward", [*tensors, *results], base, nodes).run(*saved, *tangents)
-
-
-def storages(tree: Any) -> dict[int, int]:
-    """Returns the storages of all tensors of a tree, and their bytes."""
-    leaves = [leaf for leaf in pytree.tree_leaves(list(tree)) if isinstance(leaf, torch.Tensor)]
-    return {storage_id(tensor): tensor.untyped_storage().nbytes() for tensor in leaves}
 
 
 def _last_uses(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, Sequence[torch.fx.Node]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 
 import scoped_fn as sf
@@ -65,7 +63,7 @@ def profile_step(options: ProfileOptions, corpus: Corpus, progress: Console) -> 
 
 def _write_files(steps: tuple[Profiled, ...], options: ProfileOptions) -> str:
     """Writes the picture and the numbers; returns the names of both, for a sentence."""
-    picture, numbers = Path(options.out / "memory.png"), Path(options.out / "profile.json")
+    picture, numbers = options.out / "memory.png", options.out / "profile.json"
     draw_timeline(picture, {each.words: each.profile for each in steps})
     write_profiles(numbers, steps, options)
     return f"{picture} and {numbers}"

@@ -111,4 +111,4 @@ def _bytes(word: str, value: str) -> int:
         raise UsageError(
             f"Expected offload_saved=BYTES with a whole number, got {word!r}. Write offload_saved=65536, 64KiB or 4MiB."
         )
-    return int(found["number"]) * 1024 ** UNITS.index(found["unit"])
+    return int(found["number"]) << 10 * UNITS.index(found["unit"])

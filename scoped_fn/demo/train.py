@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,7 +84,8 @@ def build_engine(options: TrainOptions, corpus: Corpus, *, first_step: int = 0) 
     """
     model, batch = GPT(options.model, seed=options.seed), _batch(first_step, corpus, options)
     started = time.perf_counter()
-    with remarks_of_passes() if options.schedule else nullcontext([]) as remarks:
+    listener: AbstractContextManager[list[str]] = remarks_of_passes() if options.schedule else nullcontext([])
+    with listener as remarks:
         state, loss = _compiled_loss(model, batch, options, first_step)
         params = {name: value.detach().clone() for name, value in loss.params.items()}
         step = _compiled_step(state, params, loss, batch)

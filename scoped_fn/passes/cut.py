@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from scoped_fn._graph import copy_graph, draws, fake_value, output_values
+from scoped_fn._graph import acts, copy_graph, fake_value, output_values, storage_bytes
 from scoped_fn.passes.levels import Halves
 
 Nodes = set[torch.fx.Node]
 ASKED_FOR = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 
-def node_bytes(node: torch.fx.Node) -> int:
-    """Returns the bytes of a node's value if it is a tensor that the graph computes."""
-    value = fake_value(node)
-    return value.numel() * value.element_size() if node.op != "placeholder" and _is_tensor(node) else 0
+def kept_bytes(forward: torch.fx.GraphModule, num_forward: int, nodes: Iterable[torch.fx.Node]) -> int:
+    """Returns the bytes of saved values, each memory once; without arguments and results, which live anyway.
+
+    Args:
+        forward: A forward graph, or a joint one.
+        num_forward: How many of its outputs are no saved values.
+        nodes: The saved values.
+    """
+    anyway = storage_bytes([fake_value(node) for node in living_anyway(forward, num_forward)])
+    held = storage_bytes([fake_value(node) for node in nodes])
+    return sum(size for key, size in held.items() if key not in anyway)
+
+
+def living_anyway(forward: torch.fx.GraphModule, num_forward: int) -> list[torch.fx.Node]:
+    """Returns arguments and results of a forward graph."""
+    results = [node for node in output_values(forward)[:num_forward] if isinstance(node, torch.fx.Node)]
+    return [*forward.graph.find_nodes(op="placeholder"), *results]
 
 
 class Cut:
@@ -28,27 +41,42 @@ class Cut:
         gm: The joint graph.
         num_forward: How many of its outputs the forward computes.
         tangents: Placeholders of the backward.
-        forward: Nodes that do not depend on tangents, in order.
-        gradients: Nodes that do, and that gradients depend on, in order.
+        late: Nodes that only the backward can run, or that it has to: what acts and is not run in the forward.
+        forward: The other nodes, in order.
+        gradients: Late nodes that gradients depend on, or that act, in order.
         needed: Values of the forward that these take.
-        fixed: Nodes that must not run again: random ones, and those that a checkpoint policy saves.
+        fixed: Nodes that must not run again: those that act, and those that a checkpoint policy saves.
+        memory: For each forward node the memory that it takes to save it, and its bytes.
     """
 
-    def __init__(self, gm: torch.fx.GraphModule, num_primals: int, num_forward: int) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, num_primals: int, halves: Halves, num_forward: int) -> None:
+        """Takes a joint graph, and its halves as cut before, which say where what acts belongs."""
         self.gm, self.num_forward = gm, num_forward
         self.tangents = gm.graph.find_nodes(op="placeholder")[num_primals:]
-        late: Nodes = set(self.tangents)
+        before = {node.name for node in halves[0].graph.nodes}
+        self.late: Nodes = set(self.tangents)
         for node in gm.graph.nodes:
-            if not late.isdisjoint(node.all_input_nodes):
-                late.add(node)
+            moved = acts(node) and node.name not in before and any(n.name == node.name for n in halves[1].graph.nodes)
+            if moved or not self.late.isdisjoint(node.all_input_nodes):
+                self.late.add(node)
         ends = [node for node in output_values(gm)[num_forward:] if isinstance(node, torch.fx.Node)]
-        wanted = _closure(ends, ())
-        self.forward = [node for node in gm.graph.nodes if node not in late and node.op != "output"]
-        self.gradients = [node for node in gm.graph.nodes if node in late & wanted and node not in self.tangents]
+        self.late.discard(gm.graph.output_node())
+        acting = [node for node in self.late if acts(node)]
+        wanted = _closure([*ends, *acting], ())
+        self.forward = [node for node in gm.graph.nodes if node not in self.late and node.op != "output"]
+        self.gradients = [node for node in gm.graph.nodes if node in self.late & wanted and node not in self.tangents]
         taken = {used for node in self.gradients for used in node.all_input_nodes}
-        self.needed = {node for node in taken | set(ends) if node not in late}
-        fixed = [node for node in self.forward if draws(node) or node.meta.get("recompute") in ASKED_FOR]
+        self.needed = {node for node in taken | set(ends) if node not in self.late}
+        fixed = [node for node in self.forward if acts(node) or node.meta.get("recompute") in ASKED_FOR]
+        anyway = storage_bytes([fake_value(node) for node in living_anyway(gm, num_forward)])
+        own = {node: storage_bytes(fake_value(node)).items() for node in self.forward}
+        self.memory = {node: {k: size for k, size in found if k not in anyway} for node, found in own.items()}
         self.fixed = {each for node in fixed for each in ([node] if _is_tensor(node) else node.users)}
+
+    def size(self, kept: Nodes) -> int:
+        """Returns the bytes that saving these takes."""
+        held = {key: size for node in kept for key, size in self.memory[node].items()}
+        return sum(held.values())
 
     def recomputed(self, kept: Nodes) -> Nodes:
         """Returns the nodes that the backward runs again if `kept` is saved."""
@@ -58,10 +86,10 @@ class Cut:
         """Returns the nodes that the backward takes or runs again if nothing but `kept` is saved."""
         return _closure(self.needed, kept | self.fixed)
 
-    def cone(self, node: torch.fx.Node, kept: Nodes, again: Nodes) -> tuple[Nodes, Nodes]:
-        """Returns what runs again besides `again` if `node` is not saved, and what must be saved for that."""
-        rest = (kept - {node}) | again
-        found = _closure([node], rest | self.fixed)
+    def cone(self, nodes: Nodes, kept: Nodes, again: Nodes) -> tuple[Nodes, Nodes]:
+        """Returns what runs again besides `again` if `nodes` are not saved, and what must be saved for that."""
+        rest = (kept - nodes) | again
+        found = _closure(nodes, rest | self.fixed)
         return {each for each in found - rest - self.fixed if _runs(each)}, (found & self.fixed) - rest
 
 
@@ -72,20 +100,21 @@ def cut_at(cut: Cut, kept: Nodes) -> Halves:
     return _forward(cut, saved), _backward(cut, saved)
 
 
-def _forward(cut: Cut, saved: list[torch.fx.Node]) -> torch.fx.GraphModule:
+def _forward(cut: Cut, saved: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
     gm = copy_graph(cut.gm)
     copies = dict(zip(cut.gm.graph.nodes, gm.graph.nodes, strict=True))
     outputs = output_values(gm)[: cut.num_forward]
     gm.graph.output_node().args = ((*outputs, *(copies[node] for node in saved)),)
     gm.graph.output_node().meta = {}
+    for node in reversed(cut.gm.graph.nodes):
+        if node in cut.late:
+            gm.graph.erase_node(copies[node])
     gm.graph.eliminate_dead_code()
-    for node in cut.tangents:
-        gm.graph.erase_node(copies[node])
     gm.recompile()
     return gm
 
 
-def _backward(cut: Cut, saved: list[torch.fx.Node]) -> torch.fx.GraphModule:
+def _backward(cut: Cut, saved: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in [*saved, *cut.tangents]:
@@ -95,7 +124,7 @@ def _backward(cut: Cut, saved: list[torch.fx.Node]) -> torch.fx.GraphModule:
     for node in [*cut.gradients, *(end for end in gradients if isinstance(end, torch.fx.Node))]:
         for each in _in_order(node, copies):  # what runs again does so right before its first use
             copies[each] = graph.node_copy(each, lambda used: copies[used])
-    graph.output(tuple(copies.get(end) for end in gradients))
+    graph.output(tuple(copies[end] if isinstance(end, torch.fx.Node) else None for end in gradients))
     return torch.fx.GraphModule(cut.gm, graph)
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch.fx
 
 from scoped_fn._errors import SpecError
-from scoped_fn._graph import copy_graph, output_values
+from scoped_fn._graph import copy_graph, fake_value, output_values, storage_bytes
 from scoped_fn._torch.aot import partition_with_min_cut
-from scoped_fn.passes.cut import Cut, cut_at, node_bytes
+from scoped_fn.passes.cut import Cut, Nodes, cut_at, kept_bytes
 from scoped_fn.passes.guided import PROFILE, GuidedPass
 from scoped_fn.passes.levels import Halves, Passes
 
@@ -30,7 +30,8 @@ def memory_budget(fraction: float) -> MemoryBudget:
     Gradients are those of the same operations on the same values.
 
     Args:
-        fraction: 0 <= fraction <= 1. Where it cannot be reached, as little as possible is saved, with a warning.
+        fraction: 0 <= fraction <= 1. Where it cannot be reached, because random numbers have to be saved, as little as
+            possible is, with a warning.
 
     Raises:
         SpecError: The fraction is out of range.
@@ -77,43 +78,58 @@ def cut_within(
     """Returns forward and backward graphs; see `memory_budget`."""
     joint = copy_graph(gm)
     halves = partition_with_min_cut(joint, primals, tangents, num_forward)  # takes common subexpressions out of joint
-    cut = Cut(joint, len(primals), num_forward)
-    names = {node.name for node in output_values(halves[0])[num_forward:]}
-    saved = {node for node in cut.forward if node.name in names}
-    budget = fraction * sum(map(node_bytes, saved))
+    kept = output_values(halves[0])[num_forward:]
+    budget = fraction * kept_bytes(halves[0], num_forward, kept)
+    if fraction == 1:
+        return halves
+    cut, names = Cut(joint, len(primals), halves, num_forward), {node.name for node in kept}
     measured = profile.seconds_by_name() if profile is not None else {}
     cost = {node: measured.get(node.name, _estimate(node)) for node in cut.forward}
-    kept = _drop_cheapest(cut, saved, budget, cost)
-    return halves if kept == saved else cut_at(cut, kept)
+    saved = {node for node in cut.forward if node.name in names and node.op != "placeholder"}
+    return cut_at(cut, _within(cut, saved, budget, cost))
 
 
-def _drop_cheapest(
-    cut: Cut, saved: set[torch.fx.Node], budget: float, cost: dict[torch.fx.Node, float]
-) -> set[torch.fx.Node]:
-    """Returns what is left to save once values have been dropped, the cheapest for their bytes first, to fit."""
-    kept = saved | (cut.fixed & cut.reached(saved))
-    again = cut.recomputed(kept)
-    size = sum(map(node_bytes, kept))
-    order = {node: i for i, node in enumerate(cut.forward)}
-    heap = [(0.0, order[node], node) for node in saved - cut.fixed]
-    while heap and size > budget:
-        known, at, node = heapq.heappop(heap)
-        new, needed = cut.cone(node, kept, again)
-        gain = node_bytes(node) - sum(map(node_bytes, needed))
-        price = sum(cost[each] for each in new) / gain if gain > 0 else float("inf")
-        if heap and price > known and price > heap[0][0]:
-            heapq.heappush(heap, (price, at, node))  # dearer than when it was looked at: its turn comes later
-        elif gain > 0:
-            kept, again, size = (kept - {node}) | needed, again | new, size - gain
-    if size > budget:
+def _within(cut: Cut, saved: Nodes, budget: float, cost: dict[torch.fx.Node, float]) -> Nodes:
+    """Returns what to save, so that it fits; as little as possible where that cannot be."""
+    kept = _drop_cheapest(cut, saved | (cut.fixed & cut.reached(saved)), budget, cost)
+    if cut.size(kept) > budget:
+        least = cut.fixed & cut.reached(set())
+        kept = min(kept, least, key=cut.size)
+    if cut.size(kept) > budget:
         warnings.warn(
-            f"Expected at most {budget:,.0f} saved bytes, got {size:,.0f}: what is left is drawn at random or asked to "
-            "be saved. Raise the fraction.",
+            f"Expected at most {budget:,.0f} saved bytes, got {cut.size(kept):,}: the rest cannot run again, because "
+            "it is drawn at random or has to be saved. Raise the fraction.",
             stacklevel=2,
         )
     return kept
 
 
+def _drop_cheapest(cut: Cut, kept: Nodes, budget: float, cost: dict[torch.fx.Node, float]) -> Nodes:
+    """Returns what is left to save once values have been dropped, the cheapest for their bytes first, to fit."""
+    again, groups = cut.recomputed(kept), _by_memory(cut, kept - cut.fixed)
+    heap = [(0.0, at) for at in range(len(groups))]
+    while heap and cut.size(kept) > budget:
+        known, at = heapq.heappop(heap)
+        new, needed = cut.cone(groups[at], kept, again)
+        without = (kept - groups[at]) | needed
+        gain = cut.size(kept) - cut.size(without)
+        price = sum(cost[each] for each in new) / gain if gain > 0 else float("inf")
+        if heap and heap[0][0] < price < float("inf") and price > known:
+            heapq.heappush(heap, (price, at))  # dearer than when it was looked at: its turn comes later
+        elif gain > 0:
+            kept, again = without, again | new
+    return kept
+
+
+def _by_memory(cut: Cut, nodes: Nodes) -> list[Nodes]:
+    """Returns the nodes in groups that share memory, which is free once the whole group is dropped."""
+    groups: dict[int, Nodes] = {}
+    for node in cut.forward:
+        if node in nodes and cut.memory[node]:
+            groups.setdefault(next(iter(cut.memory[node])), set()).add(node)
+    return list(groups.values())
+
+
 def _estimate(node: torch.fx.Node) -> float:
     """Returns the seconds of a node that no profile knows: by the memory it touches, at 10 GB/s."""
-    return 1e-10 * (node_bytes(node) + sum(map(node_bytes, node.all_input_nodes)))
+    return 1e-10 * sum(storage_bytes([fake_value(each) for each in (node, *node.all_input_nodes)]).values())

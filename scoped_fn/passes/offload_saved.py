@@ -10,9 +10,9 @@ import torch
 import torch.fx
 
 from scoped_fn._errors import SpecError
-from scoped_fn._graph import copy_graph, fake_value, output_values
-from scoped_fn._torch.tensors import fake_mode_of, storage_id
-from scoped_fn.passes.cut import node_bytes
+from scoped_fn._graph import copy_graph, fake_value, output_values, storage_bytes
+from scoped_fn._torch.tensors import fake_mode_of
+from scoped_fn.passes.cut import living_anyway
 from scoped_fn.passes.guided import GuidedPass
 from scoped_fn.passes.levels import Halves, Passes
 
@@ -82,14 +82,13 @@ def chosen(wanted: int, forward: torch.fx.GraphModule, backward: torch.fx.GraphM
     """Returns which saved values go to the host, the one that waits longest first."""
     values = output_values(forward)
     first_use = _first_uses(backward, len(values) - num_forward)
-    theirs = {storage_id(fake_value(node)) for node in values[:num_forward] if node is not None}
-    theirs |= {storage_id(fake_value(node)) for node in forward.graph.find_nodes(op="placeholder")}
+    moved = storage_bytes([fake_value(node) for node in living_anyway(forward, num_forward)]).keys()
     picked: list[int] = []
     for i in sorted(range(len(first_use)), key=lambda i: -first_use[i]):
-        node = values[num_forward + i]
-        if wanted > 0 and node_bytes(node) and storage_id(fake_value(node)) not in theirs:  # else it lives on anyway
+        sizes = storage_bytes(fake_value(values[num_forward + i]))
+        if wanted > 0 and not sizes.keys() & moved:
             picked.append(i)
-            wanted -= node_bytes(node)
+            wanted -= sum(sizes.values())
     return picked
 
 

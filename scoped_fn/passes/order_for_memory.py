@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.fx
-from torch.utils import _pytree as pytree
 
-from scoped_fn._graph import draws, fake_value
-from scoped_fn._torch.tensors import storage_id
+from scoped_fn._graph import acts, fake_value, storage_bytes
 from scoped_fn.passes.guided import GuidedPass
 from scoped_fn.passes.levels import Passes
 
@@ -64,11 +62,6 @@ def ordered(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(gm, graph, class_name=type(gm).__name__)
 
 
-def peak_bytes(gm: torch.fx.GraphModule) -> int:
-    """Returns the most bytes that a graph has in use at once beyond its inputs, which the caller holds."""
-    return Memory(gm).peak([node for node in gm.graph.nodes if node.op not in ("placeholder", "output")])
-
-
 class Memory:
     """The memory that the operations of a graph take, beyond its inputs.
 
@@ -79,8 +72,11 @@ class Memory:
     """
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
-        inputs = {key for node in gm.graph.find_nodes(op="placeholder") for key in _storages(node)}
-        self.storages = {node: {k: b for k, b in _storages(node).items() if k not in inputs} for node in gm.graph.nodes}
+        inputs = {key for node in gm.graph.find_nodes(op="placeholder") for key in storage_bytes(fake_value(node))}
+        self.storages = {
+            node: {k: b for k, b in storage_bytes(fake_value(node)).items() if k not in inputs}
+            for node in gm.graph.nodes
+        }
         self.outputs = {key for node in gm.graph.output_node().all_input_nodes for key in self.storages[node]}
         self.makers: dict[int, torch.fx.Node] = {}
         for node in gm.graph.nodes:
@@ -163,22 +159,17 @@ def _schedule(
 
 
 def _needs(nodes: Nodes) -> Needs:
-    """Returns which nodes each has to run after: those it takes, and for random ones the one that drew before."""
+    """Returns which nodes each has to run after: those it takes, and for those that act the last that did."""
     every, needs = set(nodes), {}
     last: torch.fx.Node | None = None
     for node in nodes:
         needs[node] = every.intersection(node.all_input_nodes)
-        if draws(node):
+        if acts(node):
             needs[node] |= {last} if last is not None else set()
             last = node
     return needs
 
 
-def _storages(node: torch.fx.Node) -> dict[int, int]:
-    values = [leaf for leaf in pytree.tree_leaves(fake_value(node)) if isinstance(leaf, torch.Tensor)]
-    return {storage_id(value): value.untyped_storage().nbytes() for value in values}
-
-
 def _writes(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
-    return node.op != "call_function" or (schema is not None and schema.is_mutable)
+    return node.op in ("call_method", "call_module") or (schema is not None and schema.is_mutable)

@@ -14,7 +14,7 @@ from scoped_fn._overrides import known_overrides
 from scoped_fn._torch.aot import partition_with_min_cut
 from scoped_fn._torch.config import patched
 from scoped_fn._torch.dynamo import compile_lock
-from scoped_fn.passes.cut import node_bytes
+from scoped_fn.passes.cut import kept_bytes
 from scoped_fn.passes.levels import PartitionFn, SavedPass
 from scoped_fn.passes.offload_saved import OFFLOADED
 from scoped_fn.stages.lower import Joint
@@ -43,15 +43,21 @@ class Split:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that live from forward to backward; without parameters and inputs, which live anyway, and offloaded."""
-        kept = output_values(self.forward.gm)[self.joint.num_forward :]
-        return sum(node_bytes(node) for node in kept if OFFLOADED not in node.meta)
+        """Bytes that are kept from forward to backward, each memory once.
+
+        Parameters, inputs and results are not counted, which live anyway, nor what was moved to the host.
+        """
+        return self._bytes(offloaded=False)
 
     @property
     def offloaded_bytes(self) -> int:
         """Bytes that wait for the backward in the host's memory."""
+        return self._bytes(offloaded=True)
+
+    def _bytes(self, *, offloaded: bool) -> int:
         kept = output_values(self.forward.gm)[self.joint.num_forward :]
-        return sum(node_bytes(node) for node in kept if OFFLOADED in node.meta)
+        nodes = [node for node in kept if (OFFLOADED in node.meta) == offloaded]
+        return kept_bytes(self.forward.gm, self.joint.num_forward, nodes)
 
 
 def partition(
