@@ -38,6 +38,7 @@ def compile(
     backend: Backend = "inductor",
     passes: AnyPasses = Passes(),
     schedule: Schedule | None = None,
+    step: int = 0,
     capture: str = "dynamo",
     rng: str | None = None,
     name: str | None = None,
@@ -54,12 +55,13 @@ def compile(
     Args:
         state: Any state. It stays valid, also when this raises.
         model_or_fn: A `torch.nn.Module`, or a function of structured tensors. A module is read, never written to.
-        inputs: Example positional arguments, a tuple. Only structure, shapes, dtypes and devices matter; passes that
-            need a profile run the model on them once, node by node.
+        inputs: Example positional arguments, a tuple. Only structure, shapes, dtypes and devices matter, except to
+            passes that need a profile: for these the model runs on them, forward and backward if it can be trained.
         kwargs: Example keyword arguments.
         backend: "inductor"; "eager", which runs the graphs as they are; or `(gm, example_inputs) -> callable`.
         passes: Pure graph passes, by level; guided passes such as `passes.memory_budget`; or a sequence of both.
-        schedule: Passes by step, for `advance`. The entry that is due at step 0 is in force, or `passes` if none is.
+        schedule: Passes by step, for `advance`. The entry that is due at `step` is in force, or `passes` if none is.
+        step: Where the schedule begins, for a run that is resumed.
         capture: "dynamo", or "trace" for Python code that Dynamo refuses.
         rng: None refuses random ops; "torch" lets them draw from torch's generators, as eager does. That is impure:
             the result depends on the generator, not on the state.
@@ -83,7 +85,7 @@ def compile(
     check_state(state)
     check_backend(backend)
     check_option("on_stale", on_stale, ("recompile", "error"))
-    plan = _plan(Plan(backend, Passes(), capture, base=as_asked(passes), on_stale=on_stale), schedule)
+    plan = _plan(Plan(backend, Passes(), capture, base=as_asked(passes), on_stale=on_stale), schedule, step)
     with normal_mode(torch.is_grad_enabled()):
         state, pristine = capture_stage(
             state, model_or_fn, inputs, kwargs, name=name, mode=capture, rng=rng, owner=owner
@@ -97,8 +99,13 @@ def compile(
 
 def compile_pristine(state: CompilerState, pristine: Captured, plan: Plan) -> tuple[CompilerState, CompiledFn]:
     """Returns the compiled function of a captured model."""
-    plan = plan.seen_from(state, pristine.owner)
-    with normal_mode(pristine.grad_mode):
+    plan, ambient = plan.seen_from(state, pristine.owner), pristine.ambient
+    if torch.get_default_dtype() is not ambient.dtype:
+        raise SpecError(
+            f"Expected the default dtype {ambient.dtype} that {pristine.source.name} was captured under, got "
+            f"{torch.get_default_dtype()}. Set it back, or compile anew."
+        )
+    with normal_mode(pristine.grad_mode), ambient.restored():
         state, captured = apply(state, pristine, plan.passes.captured)
         state, captured = autocast(state, captured)
         state, pieces = compile_captured(state, captured, plan)
@@ -108,13 +115,13 @@ def compile_pristine(state: CompilerState, pristine: Captured, plan: Plan) -> tu
         return assemble_inference(state, captured, pieces.inference, pieces.compiled, **options)
 
 
-def _plan(plan: Plan, schedule: Any) -> Plan:
-    """Returns the plan with the passes that are in force at step 0."""
+def _plan(plan: Plan, schedule: Any, step: int) -> Plan:
+    """Returns the plan with the passes that are in force at a step."""
     if schedule is None:
         return replace(plan, asked=plan.base)
     if not isinstance(schedule, Schedule):
         raise SpecError(f"Expected a Schedule, got a {type(schedule).__name__}. Write sf.Schedule([(0, passes), ...]).")
-    return in_force(replace(plan, schedule=schedule), schedule.due(0))
+    return in_force(replace(plan, schedule=schedule), schedule.due(step))
 
 
 def in_force(plan: Plan, entry: int | None) -> Plan:

@@ -102,15 +102,16 @@ class Engine(nn.Module):
         mode = self.model.training
         if mode not in self._functions:
             inputs, kwargs = self._example
-            state, made = compile(self.state, self.model, inputs, kwargs, **self._options)
-            if made.schedule is not None:
-                state, made = advance(state, made, self._step)
+            state, made = compile(self.state, self.model, inputs, kwargs, step=self._step, **self._options)
             self.state, self._functions[mode] = self._with_scales(state, made), made
         return self._functions[mode]
 
     @property
     def state(self) -> CompilerState:
-        """The state, without the frames whose backward has run or can no longer run."""
+        """The state, without the frames whose backward has run or can no longer run.
+
+        You may set it; frames that are open in a state from before a backward stay open.
+        """
         while self._ended:
             frame = self._ended.pop()
             held = self._state.owners.get(frame.owner)
@@ -124,15 +125,18 @@ class Engine(nn.Module):
 
     def recompile(self, passes: AnyPasses | None = None) -> None:
         """Compiles once more, with other passes; see `scoped_fn.recompile`."""
+        state, made = self.state, {}
+        for mode, fn in self._functions.items():
+            state, made[mode] = recompile(state, fn, passes)
+        self.state, self._functions = state, made
         self._options |= {} if passes is None else {"passes": passes}
-        for mode, fn in list(self._functions.items()):
-            self.state, self._functions[mode] = recompile(self.state, fn, passes)
 
     def advance(self, step: int) -> None:
         """Puts the entry of the schedule in force that is due at a step; see `scoped_fn.advance`."""
-        for mode, fn in list(self._functions.items()):
-            self.state, self._functions[mode] = advance(self.state, fn, step)
-        self._step = step
+        state, made = self.state, {}
+        for mode, fn in self._functions.items():
+            state, made[mode] = advance(state, fn, step)
+        self.state, self._functions, self._step = state, made, step
 
     def profile(self) -> Profile:
         """Returns what each operation of a call costs; see `scoped_fn.profile`."""

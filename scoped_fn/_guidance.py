@@ -80,7 +80,8 @@ def profile_call(state: CompilerState, fn: CompiledFn, inputs: Inputs, training:
         nodes: list[NodeProfile] = []
         error = None
         try:
-            with torch.random.fork_rng(), torch.no_grad(), disable_autocast():
+            devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+            with torch.random.fork_rng(devices), torch.no_grad(), disable_autocast():
                 run_steps(steps, tensors, [])  # the first run of anything is slow
                 run_steps(steps, tensors, nodes)
         except Exception as failure:  # noqa: BLE001 - whatever an operation raises, training goes on

@@ -20,6 +20,7 @@ from scoped_fn._root import Root
 from scoped_fn._specs import laid_out
 from scoped_fn._torch.aot import partition_with_min_cut
 from scoped_fn._torch.aten import batchable
+from scoped_fn._torch.config import patched
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.levels import apart
 from scoped_fn._trace import NotDerivableError, trace_joint
@@ -168,7 +169,8 @@ def _split_root(root: Root, wanted: tuple[int, ...]) -> Parts:
     try:
         with apart(), torch.inference_mode(False), torch.enable_grad(), root.ambient.restored(), ElementaryAttention():
             flags = tuple(i in wanted for i in range(len(root.specs)))
-            joint = lower_joint(root.captured, flags, "eager")
+            with patched(root.shop.overrides):
+                joint = lower_joint(root.captured, flags, "eager")
             if not joint.tangents:
                 return root.captured.graph, root.captured.graph, (), ()
             _, split = split_joint(root.plan.settings, joint, replace(root.plan, backend="eager"))
@@ -185,9 +187,10 @@ def _split(pure: Pure, wanted: tuple[int, ...]) -> Parts:
     places, count = pure.reached(wanted, tangents), len(pure.specs)
     cotangents = {i: pure.outputs[i] for i in tangents}
     torch_rng, dual = pure.shop.torch_rng, pure.dual
-    gm = trace_joint(pure.run, pure.specs, places, cotangents, "eager", torch_rng=torch_rng, dual=dual)
+    with patched(pure.shop.overrides):
+        gm = trace_joint(pure.run, pure.specs, places, cotangents, "eager", torch_rng=torch_rng, dual=dual)
     fakes = fake_inputs(gm)
-    with apart():
+    with apart(), patched(pure.shop.overrides):
         forward, backward = partition_with_min_cut(gm, fakes[:count], fakes[count:], len(pure.outputs))
     return _named(forward), _named(backward), tangents, places
 

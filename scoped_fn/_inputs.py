@@ -133,11 +133,14 @@ def materialize(spec: InputSpec, key: int | torch.Tensor = 0) -> SyntheticInputs
 
 
 def _made_up(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
-    made = spec.stand_in().zero_()
-    if spec.differentiable:
-        wide = torch.complex64 if spec.dtype.is_complex else torch.float32
-        made.copy_(torch.randn(spec.shape, dtype=wide, generator=generator))
-    return made.requires_grad_(spec.requires_grad)
+    def fill(made: torch.Tensor) -> None:
+        if spec.differentiable:
+            wide = torch.complex64 if spec.dtype.is_complex else torch.float32
+            made.copy_(torch.randn(made.shape, dtype=wide, generator=generator))
+        else:
+            made.zero_()
+
+    return spec.filled(fill).requires_grad_(spec.requires_grad)
 
 
 def _seed(key: int | torch.Tensor) -> int:

@@ -83,7 +83,7 @@ def _check_setting(key: Any, value: Any) -> None:
         raise SpecError(
             f"Expected a hashable value for {key}, got a {type(value).__name__}. Pass plain data."
         ) from None
-    if now is not None and value is not None and not _suits(now, value):
+    if now is not None and not _suits(now, value):
         raise SpecError(
             f"Expected a value of {key} like {now!r}, a {type(now).__name__}, got {value!r}. Pass one of that type."
         )

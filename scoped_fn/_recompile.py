@@ -13,6 +13,7 @@ from scoped_fn._plan import Plan
 from scoped_fn._profile import Profile
 from scoped_fn._state_check import check_state
 from scoped_fn.passes.guided import as_asked, needs_profile, resolve, unguided
+from scoped_fn.stages.capture import check_type
 from scoped_fn.state import CompilerState
 from scoped_fn.state.owners import check_owner
 
@@ -28,7 +29,8 @@ def recompile(
     Args:
         state: A state that holds the function.
         fn: What `compile` returned.
-        passes: As in `compile`; None for those that `fn` has.
+        passes: As in `compile`; None for those that `fn` has. They hold until the next `advance` of a function that has
+            a schedule.
         profile: For passes that need one; by default one is made, on the owner's queued inputs or made-up ones.
 
     Raises:
@@ -43,7 +45,11 @@ def recompile(
         (1, True)
     """
     plan = _plan_of(state, fn)
-    return _again(state, fn, plan if passes is None else replace(plan, asked=as_asked(passes)), profile)
+    if passes is not None:
+        plan = replace(plan, asked=as_asked(passes), entry=None)
+    if profile is not None:
+        check_type("profile as", profile, Profile, "Pass what sf.profile returned.")
+    return _again(state, fn, plan, profile)
 
 
 def advance(state: CompilerState, fn: CompiledFn, step: int) -> tuple[CompilerState, CompiledFn]:

@@ -63,6 +63,7 @@ class Variant:
         training: Its forward and backward code, if it has that.
         root: Makes what its higher derivatives and batched versions are derived from, if it has them.
         facts: Constants of the state that its code was made for, and what they were.
+        every: All constants of the state, where it is not known yet which of them will be read.
     """
 
     kind: Any
@@ -77,6 +78,7 @@ class Variant:
     training: TrainingCode | None = None
     root: Callable[[], Root] | None = None
     facts: Mapping[str, Any] = field(default_factory=FrozenDict)
+    every: Mapping[str, Any] | None = None
 
     def serves(
         self, ambient: Ambient, structure: Structure, specs: tuple[TensorSpec, ...], constants: Mapping[str, Any]
@@ -87,7 +89,18 @@ class Variant:
 
     def holds(self, constants: Mapping[str, Any]) -> bool:
         """Returns whether its code is right with these constants."""
-        return all(same_value(constants.get(name, ABSENT), value) for name, value in self.facts.items())
+        if self.every is not None and (self.every.keys() != constants.keys() or self._differing(self.every, constants)):
+            return False
+        return not self._differing(self.facts, constants)
+
+    def changed(self, constants: Mapping[str, Any]) -> list[str]:
+        """Returns the constants that it was made for with other values than these."""
+        facts = self.facts if self.every is None else {**self.every, **self.facts}
+        return self._differing(facts, constants) or sorted(set(constants) - set(facts))
+
+    @staticmethod
+    def _differing(facts: Mapping[str, Any], constants: Mapping[str, Any]) -> list[str]:
+        return [name for name, value in facts.items() if not same_value(constants.get(name, ABSENT), value)]
 
 
 class Fp8Kind(NamedTuple):
@@ -129,7 +142,7 @@ class Memo:
                 and variant.ambient == ambient
                 and (variant.structure is structure or variant.structure == structure)
                 and matches(variant.specs, tensors, variant.need_grad)
-                and (not variant.facts or self._up_to_date(variant, call.state.constants))
+                and ((not variant.facts and variant.every is None) or self._up_to_date(variant, call.state.constants))
             ):
                 return variant
         return None
@@ -138,11 +151,11 @@ class Memo:
         if variant.holds(constants):
             return True
         if self.on_stale == "error":
-            changed = [n for n, value in variant.facts.items() if not same_value(constants.get(n, ABSENT), value)]
-            name, value = changed[0], constants.get(changed[0], ABSENT)
+            name = variant.changed(constants)[0]
+            before = {**(variant.every or {}), **variant.facts}.get(name, ABSENT)
             raise StaleConstant(
-                f"Expected the constant {name!r} to be {variant.facts[name]!r}, as when the code that read it was "
-                f"compiled, got {value!r}. Recompile: state, fn = sf.recompile(state, fn)."
+                f"Expected the constant {name!r} to be {before!r}, as when the code that depends on it was compiled, "
+                f"got {constants.get(name, ABSENT)!r}. Recompile: state, fn = sf.recompile(state, fn)."
             )
         return False
 

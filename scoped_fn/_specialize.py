@@ -64,7 +64,7 @@ def plain_variant(origin: Origin, kind: str, call: Call) -> Variant:
             _, pieces = compile_captured(plan.settings, captured, plan)
         if isinstance(pieces, Training):
             memo.compiled_graphs += 2
-            return training_variant(pieces, memo, root_later(captured, plan, memo))
+            return training_variant(pieces, memo, root_later(pieces.captured, plan, memo))
         memo.compiled_graphs += 1
         return inference_variant(kind, pieces.inference, pieces.compiled, memo)
 
@@ -110,7 +110,6 @@ def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) 
 
 def root_later(captured: Captured, plan: Plan | None, memo: Memo) -> Callable[[], Root]:
     """Returns the function that makes, when it is first called, what higher derivatives of a call are derived from."""
-    ambient = ambient_settings("training")
     made: list[Root] = []
 
     def root() -> Root:
@@ -121,7 +120,7 @@ def root_later(captured: Captured, plan: Plan | None, memo: Memo) -> Callable[[]
             )
         with compile_lock:
             if not made:
-                made.append(Root(captured, plan, memo, ambient))
+                made.append(Root(captured, plan, memo, captured.ambient))
         return made[0]
 
     return root

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,18 +43,28 @@ class TensorSpec:
 
     def stand_in(self) -> torch.Tensor:
         """Returns a tensor of this spec whose values do not matter."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        return self.filled(lambda made: None)
+
+    def filled(self, fill: Callable[[torch.Tensor], object]) -> torch.Tensor:
+        """Returns a tensor of this spec; `fill` writes to it, once where elements share memory as expanded ones do."""
+        shape = [1 if not stride else size for size, stride in zip(self.shape, self.stride, strict=True)]
+        made = torch.empty_strided(shape, self.stride, dtype=self.dtype, device=self.device)
+        fill(made)
+        return made.expand(self.shape)
 
     def example(self, attempt: int = 0) -> torch.Tensor:
         """Returns a tensor of harmless values: first fractions and zeros; then nothing singular, and ones."""
-        made = self.stand_in()
-        if not self.differentiable:
-            return made.fill_(attempt)
-        spread = torch.arange(made.numel(), dtype=torch.float64, device=self.device) * GOLDEN % 1
-        made.copy_((0.25 + spread / 2).reshape(self.shape))
-        if attempt and len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
-            made.diagonal(dim1=-2, dim2=-1).add_(self.shape[-1])
-        return made
+
+        def fill(made: torch.Tensor) -> None:
+            if not self.differentiable:
+                made.fill_(attempt)
+                return
+            spread = torch.arange(made.numel(), dtype=torch.float64, device=self.device) * GOLDEN % 1
+            made.copy_((0.25 + spread / 2).reshape(made.shape))
+            if attempt and made.dim() > 1 and made.shape[-1] == made.shape[-2]:
+                made.diagonal(dim1=-2, dim2=-1).add_(made.shape[-1])
+
+        return self.filled(fill)
 
     def fit(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a plain tensor of this shape in the memory layout of the spec."""

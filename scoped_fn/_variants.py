@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from scoped_fn._ambient import ambient_settings
 from scoped_fn._chain import Training
 from scoped_fn._compose import call, differentiable_call
 from scoped_fn._fp8.inline import Inline
@@ -85,7 +84,9 @@ def transform_variant(tracked: tuple[bool, ...], root: Root) -> Variant:
     def launch(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         return call(root, tensors)
 
-    return _variant(("transform", tracked), captured, launch, finish_outputs(captured), root.new_buffers)
+    made = _variant(("transform", tracked), captured, launch, finish_outputs(captured), root.new_buffers)
+    plan = root.plan  # what passes on lowered graphs will read is known only once a derivative is asked for
+    return replace(made, every=plan.settings.constants) if plan.passes.reads_constants_later else made
 
 
 def finish_outputs(captured: Captured) -> Finish:
@@ -108,7 +109,7 @@ def _variant(
     at = captured.num_held - len(captured.constants)
     return Variant(
         kind=kind,
-        ambient=ambient_settings(kind),
+        ambient=replace(captured.ambient, grad=captured.grad_mode or kind != "inference"),
         structure=captured.in_structure,
         specs=(*captured.specs[:at], *captured.specs[captured.num_held :]),
         need_grad=kind == "training",

@@ -8,30 +8,18 @@ import torch
 import torch.fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from scoped_fn._graph import acts, copy_graph, fake_value, output_values, storage_bytes
+from scoped_fn._graph import acts, copy_graph, fake_inputs, fake_value, output_values, storage_bytes
 from scoped_fn.passes.levels import Halves
 
 Nodes = set[torch.fx.Node]
 ASKED_FOR = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 
-def kept_bytes(forward: torch.fx.GraphModule, num_forward: int, nodes: Iterable[torch.fx.Node]) -> int:
-    """Returns the bytes of saved values, each memory once; without arguments and results, which live anyway.
-
-    Args:
-        forward: A forward graph, or a joint one.
-        num_forward: How many of its outputs are no saved values.
-        nodes: The saved values.
-    """
-    anyway = storage_bytes([fake_value(node) for node in living_anyway(forward, num_forward)])
+def kept_bytes(forward: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node]) -> int:
+    """Returns the bytes of saved values of a graph, each memory once; without its arguments, which live anyway."""
+    anyway = storage_bytes(fake_inputs(forward))
     held = storage_bytes([fake_value(node) for node in nodes])
     return sum(size for key, size in held.items() if key not in anyway)
-
-
-def living_anyway(forward: torch.fx.GraphModule, num_forward: int) -> list[torch.fx.Node]:
-    """Returns arguments and results of a forward graph."""
-    results = [node for node in output_values(forward)[:num_forward] if isinstance(node, torch.fx.Node)]
-    return [*forward.graph.find_nodes(op="placeholder"), *results]
 
 
 class Cut:
@@ -68,7 +56,7 @@ class Cut:
         taken = {used for node in self.gradients for used in node.all_input_nodes}
         self.needed = {node for node in taken | set(ends) if node not in self.late}
         fixed = [node for node in self.forward if acts(node) or node.meta.get("recompute") in ASKED_FOR]
-        anyway = storage_bytes([fake_value(node) for node in living_anyway(gm, num_forward)])
+        anyway = storage_bytes(fake_inputs(gm))
         own = {node: storage_bytes(fake_value(node)).items() for node in self.forward}
         self.memory = {node: {k: size for k, size in found if k not in anyway} for node, found in own.items()}
         self.fixed = {each for node in fixed for each in ([node] if _is_tensor(node) else node.users)}

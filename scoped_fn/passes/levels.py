@@ -9,7 +9,7 @@ from typing import Any
 import torch.fx
 
 from scoped_fn._errors import SpecError
-from scoped_fn.passes.graph_pass import GraphPass, chain, check_pass, identity
+from scoped_fn.passes.graph_pass import ConstantsPass, GraphPass, chain, check_pass, identity
 
 Halves = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 PartitionFn = Callable[[torch.fx.GraphModule, Sequence[Any], Sequence[Any], int], Halves]
@@ -43,6 +43,11 @@ class Passes:
             value = getattr(self, field.name)
             if value is not None or field.name not in ("partition", "saved"):
                 check_pass(value, field.name)
+
+    @property
+    def reads_constants_later(self) -> bool:
+        """Whether a pass on a lowered graph reads constants."""
+        return any(isinstance(each, ConstantsPass) for each in (self.joint, self.forward, self.backward))
 
     @property
     def acts_on_halves(self) -> bool:

@@ -79,7 +79,7 @@ def cut_within(
     joint = copy_graph(gm)
     halves = partition_with_min_cut(joint, primals, tangents, num_forward)  # takes common subexpressions out of joint
     kept = output_values(halves[0])[num_forward:]
-    budget = fraction * kept_bytes(halves[0], num_forward, kept)
+    budget = fraction * kept_bytes(halves[0], kept)
     if fraction == 1:
         return halves
     cut, names = Cut(joint, len(primals), halves, num_forward), {node.name for node in kept}

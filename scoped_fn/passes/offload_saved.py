@@ -10,9 +10,8 @@ import torch
 import torch.fx
 
 from scoped_fn._errors import SpecError
-from scoped_fn._graph import copy_graph, fake_value, output_values, storage_bytes
+from scoped_fn._graph import copy_graph, fake_inputs, fake_value, output_values, storage_bytes
 from scoped_fn._torch.tensors import fake_mode_of
-from scoped_fn.passes.cut import living_anyway
 from scoped_fn.passes.guided import GuidedPass
 from scoped_fn.passes.levels import Halves, Passes
 
@@ -82,7 +81,7 @@ def chosen(wanted: int, forward: torch.fx.GraphModule, backward: torch.fx.GraphM
     """Returns which saved values go to the host, the one that waits longest first."""
     values = output_values(forward)
     first_use = _first_uses(backward, len(values) - num_forward)
-    moved = storage_bytes([fake_value(node) for node in living_anyway(forward, num_forward)]).keys()
+    moved = storage_bytes([*fake_inputs(forward), *map(fake_value, values[:num_forward])]).keys()
     picked: list[int] = []
     for i in sorted(range(len(first_use)), key=lambda i: -first_use[i]):
         sizes = storage_bytes(fake_value(values[num_forward + i]))

@@ -39,9 +39,9 @@ def assemble_training(
     """
     memo = Memo(plan.on_stale if plan else "recompile")
     memo.captures, memo.compiled_graphs = 1, 2
+    captured = split.joint.captured  # with every constant that was read on the way
     root = root_later(captured, plan, memo)
     memo.variants = (training_variant(Training(split, forward, backward), memo, root),)
-    captured = split.joint.captured  # with every constant that was read on the way
     return state, CompiledFn(captured.owner, captured, pristine or captured, plan, memo, _split=split)
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.fx
 import torch.utils._pytree as pytree
 
+from scoped_fn._ambient import ambient_settings
 from scoped_fn._errors import SpecError
 from scoped_fn._overrides import known_overrides
 from scoped_fn._source import Source, make_source
@@ -21,7 +22,7 @@ from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.levels import apart
 from scoped_fn.stages.capture_dynamo import capture_dynamo
 from scoped_fn.stages.capture_trace import capture_trace
-from scoped_fn.stages.captured import Captured, Frame, Pieces, normalize
+from scoped_fn.stages.captured import CallTensors, Captured, Pieces, normalize
 from scoped_fn.stages.live_code import needs_code
 from scoped_fn.state import CompilerState, acquire, set_buffers
 from scoped_fn.state.owners import check_owner, settle
@@ -85,7 +86,7 @@ def capture_call(
     fresh = [plain(tensor).data.requires_grad_(tensor.requires_grad) for tensor in tensors]
     with compile_lock, apart():
         pieces, result, new_buffers = dict(MODES)[mode](source, structure, fresh)
-    frame = Frame(source, fresh, names)
+    frame = CallTensors(source, fresh, names)
     found, out_structure = flatten(result, "outputs")
     out_names = ["out" + path for path in paths(result)]
     graph, constants = normalize(pieces, frame, [*out_names, *new_buffers])
@@ -103,6 +104,7 @@ def capture_call(
         new_buffers=tuple(new_buffers),
         rng=rng,
         grad_mode=torch.is_grad_enabled(),
+        ambient=ambient_settings("training"),
     )
     return replace(captured, needs_code=needs_code(captured))
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.fx
 
+from scoped_fn._ambient import Ambient
 from scoped_fn._errors import CaptureError
 from scoped_fn._graph import Graph, fake_value, user_line
 from scoped_fn._source import Source
@@ -43,6 +44,7 @@ class Captured:
         new_buffers: Names of the buffers that follow them.
         rng: None, or "torch" if random ops draw from torch's generators.
         grad_mode: Whether grad mode was on; the graph is valid in that mode.
+        ambient: The other torch settings that it was captured under.
         needs_code: Whether it is lowered from the model's own code, because the graph does not say everything.
         fp8: The `Fp8Plan` of its sites, once the stage `autocast` has been applied; its placeholders and outputs are
             followed by those of FP8.
@@ -60,6 +62,7 @@ class Captured:
     new_buffers: tuple[str, ...]
     rng: str | None
     grad_mode: bool
+    ambient: Ambient
     needs_code: bool = False
     fp8: Any = None
     facts: FrozenDict[str, Any] = field(default_factory=FrozenDict)
@@ -115,7 +118,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class CallTensors:
     """The tensors of one call: what the placeholders of the finished graph stand for.
 
     Attributes:
@@ -134,7 +137,9 @@ class Frame:
         return [*self.source.params.values(), *self.source.buffers.values()]
 
 
-def normalize(pieces: Pieces, frame: Frame, output_names: Sequence[str]) -> tuple[Graph, tuple[torch.Tensor, ...]]:
+def normalize(
+    pieces: Pieces, frame: CallTensors, output_names: Sequence[str]
+) -> tuple[Graph, tuple[torch.Tensor, ...]]:
     """Returns the graph with placeholders in the order of `Captured`, and its constants."""
     constants = _constants(pieces, frame)
     real = [*frame.held, *constants, *frame.inputs]
@@ -200,7 +205,7 @@ def refuse_none(source: Source, buffers: dict[str, Any], unset: Sequence[Any]) -
         )
 
 
-def _constants(pieces: Pieces, frame: Frame) -> tuple[torch.Tensor, ...]:
+def _constants(pieces: Pieces, frame: CallTensors) -> tuple[torch.Tensor, ...]:
     arguments = [*frame.held, *frame.inputs]
     known = {id(tensor) for tensor in arguments}
     found: dict[int, torch.Tensor] = {}

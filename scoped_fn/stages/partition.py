@@ -45,7 +45,7 @@ class Split:
     def saved_bytes(self) -> int:
         """Bytes that are kept from forward to backward, each memory once.
 
-        Parameters, inputs and results are not counted, which live anyway, nor what was moved to the host.
+        Parameters and inputs are not counted, which live anyway, nor what was moved to the host.
         """
         return self._bytes(offloaded=False)
 
@@ -57,7 +57,7 @@ class Split:
     def _bytes(self, *, offloaded: bool) -> int:
         kept = output_values(self.forward.gm)[self.joint.num_forward :]
         nodes = [node for node in kept if (OFFLOADED in node.meta) == offloaded]
-        return kept_bytes(self.forward.gm, self.joint.num_forward, nodes)
+        return kept_bytes(self.forward.gm, nodes)
 
 
 def partition(
