@@ -25,6 +25,7 @@ from scoped_fn.stages.capture import capture as capture_stage
 from scoped_fn.stages.capture import check_option
 from scoped_fn.stages.captured import Captured
 from scoped_fn.state import CompilerState
+from scoped_fn.state.owners import renewed
 
 AnyPasses = Passes | GuidedPass | Sequence[Passes | GuidedPass]
 
@@ -92,8 +93,7 @@ def compile(
         )
     plan = with_passes(state, pristine, plan, (inputs, kwargs or {}, False))
     if plan.entry is not None:
-        held = state.owners[pristine.owner]
-        state = replace(state, owners=state.owners.set(pristine.owner, replace(held, entry=plan.entry)))
+        state = renewed(state, pristine.owner, entry=plan.entry)
     return compile_pristine(state, pristine, plan)
 
 

@@ -15,7 +15,7 @@ from scoped_fn._state_check import check_state
 from scoped_fn.passes.guided import as_asked, needs_profile, resolve, unguided
 from scoped_fn.stages.capture import check_type
 from scoped_fn.state import CompilerState
-from scoped_fn.state.owners import check_owner
+from scoped_fn.state.owners import check_owner, renewed
 
 
 def recompile(
@@ -95,7 +95,5 @@ def _again(
         draft = replace(fn, _plan=replace(plan, passes=unguided(plan.asked)))
         state, profile = profile_of(state, draft)
     plan = replace(plan, passes=resolve(plan.asked, profile))
-    held = state.owners[fn.owner]
-    renewed = replace(held, generation=held.generation + 1, entry=plan.entry)
-    state = replace(state, owners=state.owners.set(fn.owner, renewed))
+    state = renewed(state, fn.owner, generation=state.owners[fn.owner].generation + 1, entry=plan.entry)
     return compile_pristine(state, fn.pristine, plan)

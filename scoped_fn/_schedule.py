@@ -29,6 +29,8 @@ class Schedule:
 
     def __init__(self, entries: Sequence[tuple[int, Any]]) -> None:
         """Checks the entries."""
+        if not isinstance(entries, Sequence) or isinstance(entries, str):
+            raise SpecError(f"Expected a sequence of entries (step, passes), got {entries!r}. Write [(0, None), ...].")
         checked = tuple((step, () if passes is None else as_asked(passes)) for step, passes in map(_pair, entries))
         steps = [step for step, _ in checked]
         if not checked or steps != sorted(set(steps)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scoped_fn.state.compiler_state import CompilerState
-from scoped_fn.state.owners import OwnershipError, check_owner, token_of
+from scoped_fn.state.owners import OwnershipError, check_owner, renewed, token_of
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def open_frame(state: CompilerState, owner: Any) -> tuple[CompilerState, Frame]:
     """
     token = check_owner(state, token_of(owner))
     held = state.owners[token]
-    opened = replace(held, frames=(*held.frames, held.next_frame), next_frame=held.next_frame + 1)
-    return replace(state, owners=state.owners.set(token, opened)), Frame(token, held.next_frame)
+    state = renewed(state, token, frames=(*held.frames, held.next_frame), next_frame=held.next_frame + 1)
+    return state, Frame(token, held.next_frame)
 
 
 def close_frame(state: CompilerState, frame: Frame) -> CompilerState:
@@ -62,9 +62,9 @@ def close_frame(state: CompilerState, frame: Frame) -> CompilerState:
             f"Expected an open frame of owner {token} ({held.name}), got frame {frame.index}, which {fate}; "
             f"open: {opened}. Close each frame once, in the states that follow its open_frame."
         )
-    left = replace(held, frames=tuple(index for index in held.frames if index != frame.index))
-    state = replace(state, owners=state.owners.set(token, left))
-    return state if left.frames or token not in state.inputs else _without_captured(state, token)
+    left = tuple(index for index in held.frames if index != frame.index)
+    state = renewed(state, token, frames=left)
+    return state if left or token not in state.inputs else _without_captured(state, token)
 
 
 def open_frames(state: CompilerState) -> tuple[CompilerState, tuple[Frame, ...]]:
@@ -88,7 +88,7 @@ def close_frames(state: CompilerState, frames: tuple[Frame, ...]) -> CompilerSta
         state = close_frame(state, frame)
         held = state.owners[frame.owner]
         if held.next_frame == frame.index + 1:
-            state = replace(state, owners=state.owners.set(frame.owner, replace(held, next_frame=frame.index)))
+            state = renewed(state, frame.owner, next_frame=frame.index)
     return state
 
 

@@ -55,6 +55,11 @@ def release(state: CompilerState, owner: Any) -> CompilerState:
     )
 
 
+def renewed(state: CompilerState, token: int, **changes: Any) -> CompilerState:
+    """Returns the state with some fields of an `Owner` changed."""
+    return replace(state, owners=state.owners.set(token, replace(state.owners[token], **changes)))
+
+
 def _without(parts: FrozenDict[int, Any], token: int) -> FrozenDict[int, Any]:
     return parts.drop(token) if token in parts else parts
 
@@ -71,7 +76,7 @@ def settle(state: CompilerState, token: int) -> CompilerState:
             f"Expected an owner that no function was compiled for, got {token} ({held.name}), which has one. "
             "Use recompile, or acquire another owner."
         )
-    return replace(state, owners=state.owners.set(token, replace(held, settled=True)))
+    return renewed(state, token, settled=True)
 
 
 def set_buffers(state: CompilerState, owner: int, buffers: Mapping[str, torch.Tensor]) -> CompilerState:

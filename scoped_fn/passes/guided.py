@@ -109,5 +109,10 @@ def _check_together(every: Asked) -> None:
 
 def _name(each: AnyPass) -> str:
     if isinstance(each, GuidedPass):
-        return each.name
+        name = getattr(each, "name", None)
+        if not isinstance(name, str):
+            raise SpecError(
+                f"Expected {type(each).__name__} to have a name, got {name!r}. Write name: ClassVar[str] = ...."
+            )
+        return name
     return "partition" if each.partition is not None else "passes"

@@ -75,6 +75,11 @@ class Captured:
         """How many placeholders come before the inputs."""
         return len(self.source.params) + len(self.source.buffers) + len(self.constants)
 
+    def with_constants(self, values: Sequence[Any], constants: Sequence[Any] | None = None) -> list[Any]:
+        """Returns values of parameters, buffers, inputs and what follows them with those of the constants in place."""
+        start = self.num_held - len(self.constants)
+        return [*values[:start], *(self.constants if constants is None else constants), *values[start:]]
+
     def placeholder_kind(self, index: int) -> str:
         """Returns "parameter", "buffer", "constant" or "input"."""
         ends = {

@@ -8,6 +8,7 @@ import torch
 import torch.fx
 
 from scoped_fn._backends import improve
+from scoped_fn._errors import SpecError
 from scoped_fn._fp8.recompute_codes import recompute_codes
 from scoped_fn._graph import Graph, copy_graph, fake_inputs, output_values
 from scoped_fn._overrides import known_overrides
@@ -15,7 +16,7 @@ from scoped_fn._torch.aot import partition_with_min_cut
 from scoped_fn._torch.config import patched
 from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn.passes.cut import kept_bytes
-from scoped_fn.passes.levels import PartitionFn, SavedPass
+from scoped_fn.passes.levels import Halves, PartitionFn, SavedPass
 from scoped_fn.passes.offload_saved import OFFLOADED
 from scoped_fn.stages.lower import Joint
 from scoped_fn.state import CompilerState
@@ -76,8 +77,8 @@ def partition(
         gm = recompute_codes(gm, joint.num_primals)
         values = fake_inputs(gm)
         primals, tangents = values[: joint.num_primals], values[joint.num_primals :]
-        forward, backward = (partition_fn or partition_with_min_cut)(gm, primals, tangents, joint.num_forward)
-    return state, _split(joint, forward, backward)
+        halves = (partition_fn or partition_with_min_cut)(gm, primals, tangents, joint.num_forward)
+    return state, _split(joint, halves)
 
 
 def apply_saved(state: CompilerState, split: Split, saved_pass: SavedPass | None) -> tuple[CompilerState, Split]:
@@ -92,14 +93,25 @@ def apply_saved(state: CompilerState, split: Split, saved_pass: SavedPass | None
         return state, split
     joint = split.joint
     halves = saved_pass(copy_graph(split.forward.gm), copy_graph(split.backward.gm), joint.num_forward)
+    return state, _split(joint, halves)
+
+
+def _split(joint: Joint, halves: Halves) -> Split:
+    """Returns the split into two graphs; raises `SpecError` if they are no halves of the joint graph."""
+    inputs, outputs = joint.graph.inputs, joint.graph.outputs
+    if not (isinstance(halves, tuple) and [isinstance(gm, torch.fx.GraphModule) for gm in halves] == [True, True]):
+        raise SpecError(f"Expected (forward, backward) as two GraphModules, got {halves!r}. Return both graphs.")
+    forward, backward = halves
     for gm in halves:
         gm.graph.lint()
         gm.recompile()
-    return state, _split(joint, *halves)
-
-
-def _split(joint: Joint, forward: torch.fx.GraphModule, backward: torch.fx.GraphModule) -> Split:
-    inputs, outputs = joint.graph.inputs, joint.graph.outputs
+    taken, given = len(fake_inputs(forward)), len(output_values(backward))
+    grads = len(outputs) - joint.num_forward
+    if (taken, given) != (joint.num_primals, grads):
+        raise SpecError(
+            f"Expected a forward graph of {joint.num_primals} inputs and a backward graph of {grads} gradients, got "
+            f"{taken} and {given}. Return (forward, backward)."
+        )
     saved = _saved_names(forward, backward, joint.num_forward, len(inputs) - joint.num_primals)
     return Split(
         joint,
@@ -116,7 +128,7 @@ def _saved_names(
     saved = tuple(node.name for node in output_values(forward)[num_forward:])
     taken = len(backward.graph.find_nodes(op="placeholder")) - num_tangents
     if len(saved) != taken:
-        raise RuntimeError(
+        raise SpecError(
             f"Expected a backward graph that takes the {len(saved)} values that the forward graph saves, got {taken}. "
             "A partition function returns a forward that ends in what its backward begins with."
         )
