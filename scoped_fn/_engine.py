@@ -35,7 +35,8 @@ class Engine(nn.Module):
     """A module that runs a model compiled, with a state inside.
 
     Call it like the model, then `loss.backward()`, `optimizer.step()` and, with a recipe that keeps a history,
-    `engine.end_step()`. Two engines share nothing. Other models of one state: use `compile`.
+    `engine.end_step()`. Two engines share nothing; each is for one thread at a time. Other models of one state: use
+    `compile`.
 
     Args:
         model: The model. Its parameters are the engine's own, its buffers are kept up to date.
@@ -92,6 +93,7 @@ class Engine(nn.Module):
         self._example = (inputs, kwargs)
         self._functions: dict[bool, CompiledFn] = {}
         self._step, self._ended = 0, list[Frame]()
+        self._by_hand: AnyPasses | None = None
         self.state, self._functions[model.training] = compile(state, model, inputs, kwargs, **self._options)
         self.register_state_dict_post_hook(rename_saved)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(rename_loaded)  # type: ignore[no-untyped-call]
@@ -103,6 +105,8 @@ class Engine(nn.Module):
         if mode not in self._functions:
             inputs, kwargs = self._example
             state, made = compile(self.state, self.model, inputs, kwargs, step=self._step, **self._options)
+            if self._by_hand is not None:
+                state, made = recompile(state, made, self._by_hand)
             self.state, self._functions[mode] = self._with_scales(state, made), made
         return self._functions[mode]
 
@@ -129,14 +133,14 @@ class Engine(nn.Module):
         for mode, fn in self._functions.items():
             state, made[mode] = recompile(state, fn, passes)
         self.state, self._functions = state, made
-        self._options |= {} if passes is None else {"passes": passes}
+        self._by_hand = passes if passes is not None else self._by_hand
 
     def advance(self, step: int) -> None:
         """Puts the entry of the schedule in force that is due at a step; see `scoped_fn.advance`."""
         state, made = self.state, {}
         for mode, fn in self._functions.items():
             state, made[mode] = advance(state, fn, step)
-        self.state, self._functions, self._step = state, made, step
+        self.state, self._functions, self._step, self._by_hand = state, made, step, None
 
     def profile(self) -> Profile:
         """Returns what each operation of a call costs; see `scoped_fn.profile`."""

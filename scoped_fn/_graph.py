@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from scoped_fn._torch.aten import operator_arguments
+from scoped_fn._torch.aten import is_higher_order, operator_arguments
 from scoped_fn._torch.tensors import storage_id
 
 RANDOM_HIGHER_ORDER = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
@@ -72,7 +72,9 @@ def output_values(gm: torch.fx.GraphModule) -> list[Any]:
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Returns whether a node draws random numbers, or draws again what a checkpoint region drew."""
+    """Returns whether a node draws random numbers, or draws again what a checkpoint region drew; itself or inside."""
+    if any(draws(inner) for part in _subgraphs(node) for inner in part.graph.nodes):
+        return True
     if getattr(node.target, "__name__", "") in RANDOM_HIGHER_ORDER:
         return True
     tags = getattr(node.target, "tags", ())
@@ -84,7 +86,19 @@ def draws(node: torch.fx.Node) -> bool:
 
 def acts(node: torch.fx.Node) -> bool:
     """Returns whether running an operation does more than give its result: it draws, writes or has an effect."""
-    return node.op == "call_function" and (draws(node) or bool(node.is_impure(impure_random=False)))
+    if node.op != "call_function":
+        return False
+    inside = (inner for part in _subgraphs(node) for inner in part.graph.nodes)
+    return draws(node) or bool(node.is_impure(impure_random=False)) or any(map(acts, inside))
+
+
+def _subgraphs(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
+    """Returns the graphs that an operation such as `torch.cond` takes."""
+    if not is_higher_order(node.target):
+        return []
+    root: Any = node.graph.owning_module
+    parts = [getattr(root, str(used.target), None) for used in node.all_input_nodes if used.op == "get_attr"]
+    return [part for part in parts if isinstance(part, torch.fx.GraphModule)]
 
 
 def storage_bytes(tree: Any) -> dict[int, int]:

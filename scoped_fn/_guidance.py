@@ -62,7 +62,8 @@ def profile(state: CompilerState, fn: Any, *, training: bool | None = None) -> t
         raise SpecError(f"Expected a compiled function, got a {type(fn).__name__}. Pass what compile returned.")
     check_option("training", training, (None, True, False))
     check_owner(state, fn.owner, fn.name)
-    state, inputs = _inputs_for(state, fn)
+    with apart():
+        state, inputs = _inputs_for(state, fn)
     return state, profile_call(state, fn, inputs, training)
 
 

@@ -136,7 +136,7 @@ def _made_up(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
     def fill(made: torch.Tensor) -> None:
         if spec.differentiable:
             wide = torch.complex64 if spec.dtype.is_complex else torch.float32
-            made.copy_(torch.randn(made.shape, dtype=wide, generator=generator))
+            made.copy_(torch.randn(made.shape, dtype=wide, generator=generator, device="cpu"))
         else:
             made.zero_()
 
@@ -144,9 +144,10 @@ def _made_up(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
 
 
 def _seed(key: int | torch.Tensor) -> int:
-    """Returns a key as a seed of torch's generators; raises `ValueError` as `init_state` does."""
-    high, low = init_state(key=key).key.tolist()
-    return int(high) << 32 | int(low)
+    """Returns a key as a seed of torch's generator, which takes 32 bits; raises `ValueError` as `init_state` does."""
+    with torch.device("cpu"):
+        high, low = init_state(key=key).key.tolist()
+    return int(low) ^ int(high) * 0x9E3779B1 % 2**32
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

@@ -71,7 +71,9 @@ def advance(state: CompilerState, fn: CompiledFn, step: int) -> tuple[CompilerSt
     if plan.schedule is None:
         raise SpecError(f"Expected {fn.name} to have a schedule, got none. Compile with schedule=sf.Schedule(...).")
     entry = plan.schedule.due(step)
-    return (state, fn) if entry == plan.entry else _again(state, fn, in_force(plan, entry), None)
+    if entry != plan.entry:
+        return _again(state, fn, in_force(plan, entry), None)
+    return (state if state.owners[fn.owner].entry == entry else renewed(state, fn.owner, entry=entry)), fn
 
 
 def _plan_of(state: CompilerState, fn: Any) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,5 +56,5 @@ def _pair(entry: Any) -> tuple[int, Any]:
 
 
 def _check_step(step: Any) -> None:
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if not hasattr(step, "__index__") or isinstance(step, bool) or operator.index(step) < 0:
         raise SpecError(f"Expected a step as a whole number of 0 or more, got {step!r}. Count steps from 0.")

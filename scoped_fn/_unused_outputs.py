@@ -41,6 +41,10 @@ def without_tangents(backward: Graph, num_saved: int, unused: frozenset[int]) ->
     values = output_values(backward.gm)
     left = tuple(i for i, node in enumerate(values) if node is not None and not _is_zero(sources[node], unused))
     graph.output(tuple(copies[values[i]] for i in left))
+    idle = {copies[node]: None for node in copies if node.op != "placeholder" and node.users}
+    for node in reversed(idle):
+        if not node.users:  # it led to what is left out, so it does not run, also where it draws
+            graph.erase_node(node)
     gm = torch.fx.GraphModule(backward.gm, graph)
     return Graph(gm, tuple(names), tuple(backward.outputs[i] for i in left)), left
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from scoped_fn.state.compiler_state import CompilerState
 
 
@@ -16,10 +18,10 @@ def set_constant(state: CompilerState, name: str, value: Any) -> CompilerState:
     Args:
         state: Any state.
         name: Any name, such as `"ub.fprop.is_fp8"`.
-        value: Hashable data: a number, string, None, or a tuple of such.
+        value: A number, string, None, dtype or device, or a tuple of such.
 
     Raises:
-        TypeError: The name is no string, or the value is not hashable.
+        TypeError: The name is no string, or the value is something else.
 
     Example:
         >>> from scoped_fn.state import init_state
@@ -28,13 +30,11 @@ def set_constant(state: CompilerState, name: str, value: Any) -> CompilerState:
     """
     if not isinstance(name, str):
         raise TypeError(f"Expected the name of a constant as a string, got {name!r}. Pass a string.")
-    try:
-        hash(value)
-    except TypeError:
+    if not _is_plain(value):
         raise TypeError(
-            f"Expected a hashable value for the constant {name!r}, got a {type(value).__name__}. "
+            f"Expected plain, hashable data for the constant {name!r}, got a {type(value).__name__}. "
             "Pass numbers, strings, None, or tuples of them."
-        ) from None
+        )
     if name in state.constants and same_value(state.constants[name], value):
         return state
     return replace(state, constants=state.constants.set(name, value))
@@ -56,4 +56,11 @@ def same_value(left: Any, right: Any) -> bool:
     """Returns whether two values are equal and of one type: 1, 1.0 and True are three things."""
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
         return type(left) is type(right) and all(map(same_value, left, right))
-    return left is right or (type(left) is type(right) and bool(left == right))
+    both_nan = left != left and right != right
+    return left is right or (type(left) is type(right) and (both_nan or bool(left == right)))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device))

@@ -27,6 +27,8 @@ def acquire(state: CompilerState, name: str) -> tuple[CompilerState, int]:
         >>> owner, state.owners[owner].name
         (0, 'encoder')
     """
+    if not isinstance(name, str):
+        raise TypeError(f"Expected the name of an owner as a string, got {name!r}. Pass a string.")
     token = state.next_token
     return replace(state, owners=state.owners.set(token, Owner(name)), next_token=token + 1), token
 

@@ -48,12 +48,12 @@ def held_at_peak(fn: sf.CompiledFn, profile: sf.Profile) -> tuple[Holding, ...]:
         fn: A compiled model.
         profile: Of a call like the one that it was compiled for: of another kind of call nothing is known.
     """
-    peak, where, graphs = profile.peak_node, modules_of(fn), _graphs(fn)
-    if peak is None or peak.graph not in graphs:
+    peak, where = profile.peak_node, modules_of(fn)
+    if peak is None:
         return ()
     allocated = {(node.graph, node.name): node.bytes for node in profile.nodes}
     found = []
-    for graph, gm in graphs.items():
+    for graph, gm in _graphs(fn).items():
         names = [node.name for node in gm.graph.nodes]
         at = names.index(peak.name) if graph == peak.graph else len(names) - 1  # a backward finds what is kept
         found += [

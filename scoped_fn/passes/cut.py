@@ -12,6 +12,7 @@ from scoped_fn._graph import acts, copy_graph, fake_inputs, fake_value, output_v
 from scoped_fn.passes.levels import Halves
 
 Nodes = set[torch.fx.Node]
+KNOWN = ("aten", "prims", "scoped_fn")
 ASKED_FOR = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 
@@ -33,7 +34,8 @@ class Cut:
         forward: The other nodes, in order.
         gradients: Late nodes that gradients depend on, or that act, in order.
         needed: Values of the forward that these take.
-        fixed: Nodes that must not run again: those that act, and those that a checkpoint policy saves.
+        fixed: Nodes that must not run again: those that act, those of other libraries' operators, which may, and those
+            that a checkpoint policy saves.
         memory: For each forward node the memory that it takes to save it, and its bytes.
     """
 
@@ -55,7 +57,7 @@ class Cut:
         self.gradients = [node for node in gm.graph.nodes if node in self.late & wanted and node not in self.tangents]
         taken = {used for node in self.gradients for used in node.all_input_nodes}
         self.needed = {node for node in taken | set(ends) if node not in self.late}
-        fixed = [node for node in self.forward if acts(node) or node.meta.get("recompute") in ASKED_FOR]
+        fixed = [node for node in self.forward if _runs_once(node)]
         anyway = storage_bytes(fake_inputs(gm))
         own = {node: storage_bytes(fake_value(node)).items() for node in self.forward}
         self.memory = {node: {k: size for k, size in found if k not in anyway} for node, found in own.items()}
@@ -140,6 +142,14 @@ def _closure(ends: Iterable[torch.fx.Node], until: Iterable[torch.fx.Node]) -> N
             found.add(node)
             stack += [] if node in border else node.all_input_nodes
     return found
+
+
+def _runs_once(node: torch.fx.Node) -> bool:
+    """Returns whether a node must not run again: it acts, is asked to be saved, or nobody can look into it."""
+    if acts(node) or node.meta.get("recompute") in ASKED_FOR:
+        return True
+    namespace = getattr(node.target, "namespace", None)  # of an operator
+    return namespace not in (None, *KNOWN) and torch.Tag.pointwise not in getattr(node.target, "tags", ())
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

@@ -44,7 +44,7 @@ def as_asked(passes: Any) -> Asked:
     Raises:
         SpecError: Something else than `Passes` and guided passes, or ones that do not fit together.
     """
-    every = tuple(passes) if isinstance(passes, Sequence) else (passes,)
+    every = tuple(passes) if isinstance(passes, Sequence) and not isinstance(passes, str) else (passes,)
     for each in every:
         if not isinstance(each, (Passes, GuidedPass)):
             raise SpecError(
@@ -94,6 +94,10 @@ def _check_together(every: Asked) -> None:
     for i, each in enumerate(every):
         if not isinstance(each, GuidedPass):
             continue
+        for field in ("requires", "conflicts"):
+            if not isinstance(getattr(each, field), (set, frozenset)):
+                found = getattr(each, field)
+                raise SpecError(f"Expected {field} of {each.name!r} as a set of names, got {found!r}. Write {{...}}.")
         missing = sorted(each.requires - {PROFILE} - set(names[:i]))
         if missing:
             raise SpecError(

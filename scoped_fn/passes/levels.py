@@ -41,8 +41,12 @@ class Passes:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None or field.name not in ("partition", "saved"):
+            if field.name not in ("partition", "saved"):
                 check_pass(value, field.name)
+            elif value is not None and (isinstance(value, ConstantsPass) or not callable(value)):
+                raise SpecError(
+                    f"Expected {field.name} to be a function as its docstring says, got {value!r}. Pass one."
+                )
 
     @property
     def reads_constants_later(self) -> bool:

@@ -9,8 +9,10 @@ import torch.fx
 
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import Graph, copy_graph, output_values
+from scoped_fn._overrides import known_overrides
+from scoped_fn._torch.config import patched
 from scoped_fn.passes.graph_pass import GraphPass, ReadConstants, identity, run_pass
-from scoped_fn.stages.captured import with_facts
+from scoped_fn.stages.captured import captured_of, with_facts
 from scoped_fn.state import CompilerState
 
 Artifact = TypeVar("Artifact")
@@ -51,7 +53,8 @@ def _apply_at(state: CompilerState, artifact: Artifact, field: str, graph_pass: 
             "Use apply on Captured, Joint or Inference, apply_forward and apply_backward on a Split."
         )
     constants = ReadConstants(state.constants)
-    gm = _checked(run_pass(graph_pass, copy_graph(graph.gm), constants), graph, graph_pass)
+    with patched(known_overrides(state, captured_of(artifact).owner)):
+        gm = _checked(run_pass(graph_pass, copy_graph(graph.gm), constants), graph, graph_pass)
     changed: Artifact = replace(artifact, **{field: replace(graph, gm=gm)})  # type: ignore[type-var]
     return with_facts(changed, constants.read)
 

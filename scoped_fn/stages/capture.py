@@ -25,7 +25,7 @@ from scoped_fn.stages.capture_trace import capture_trace
 from scoped_fn.stages.captured import CallTensors, Captured, Pieces, normalize
 from scoped_fn.stages.live_code import needs_code
 from scoped_fn.state import CompilerState, acquire, set_buffers
-from scoped_fn.state.owners import check_owner, settle
+from scoped_fn.state.owners import check_owner, settle, token_of
 
 Mode = Callable[[Source, Structure, list[torch.Tensor]], tuple[Pieces, Any, dict[str, Any]]]
 MODES: tuple[tuple[str, Mode], ...] = (("dynamo", capture_dynamo), ("trace", capture_trace))
@@ -64,7 +64,7 @@ def capture(
     check_type("inputs as", inputs, tuple, "Write (x,) for one argument.")
     check_type("kwargs as", kwargs if kwargs is not None else {}, dict, "Pass keyword arguments by name.")
     check_type("name as", name if name is not None else "", str, "Pass a text, or nothing.")
-    token = state.next_token if owner is None else check_owner(state, owner, name)
+    token = state.next_token if owner is None else check_owner(state, token_of(owner), name)
     source = make_source(model_or_fn, name if owner is None else state.owners[token].name)
     tensors, structure = flatten((inputs, dict(sorted((kwargs or {}).items()))), "inputs")
     after = settle(acquire(state, source.name)[0] if owner is None else state, token)

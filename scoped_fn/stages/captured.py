@@ -94,6 +94,12 @@ class Captured:
         return "input"
 
 
+def captured_of(artifact: Any) -> Captured:
+    """Returns the `Captured` that an artifact was made from."""
+    made = getattr(artifact, "joint", artifact)
+    return made if isinstance(made, Captured) else made.captured
+
+
 def with_facts(artifact: Artifact, read: Mapping[str, Any]) -> Artifact:
     """Returns a `Captured`, or what was made from one, with constants that were read on the way to it."""
     if not read:

@@ -92,7 +92,8 @@ def apply_saved(state: CompilerState, split: Split, saved_pass: SavedPass | None
     if saved_pass is None:
         return state, split
     joint = split.joint
-    halves = saved_pass(copy_graph(split.forward.gm), copy_graph(split.backward.gm), joint.num_forward)
+    with patched(known_overrides(state, joint.captured.owner)):
+        halves = saved_pass(copy_graph(split.forward.gm), copy_graph(split.backward.gm), joint.num_forward)
     return state, _split(joint, halves)
 
 
