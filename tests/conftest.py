@@ -15,13 +15,34 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.bystander import Bystander
+
 # pytest puts the root on sys.path. A library that looks for another package of a room's name (transformers looks for
 # `kernels`) must not find the room: None means "there is no such module".
-sys.modules |= dict.fromkeys(("state", "kernels", "interop"))
+sys.modules |= dict.fromkeys(("state", "kernels", "interop"))  # type: ignore[arg-type]
 
 # The same examples on every run, and no deadline: the first example of a test may compile.
 settings.register_profile("repository", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("repository")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Names the markers."""
+    config.addinivalue_line("markers", "resets_dynamo: throws away what was compiled in the process, on purpose")
+
+
+@pytest.fixture(scope="session")
+def _bystander() -> Bystander:
+    """A function of somebody else, compiled once."""
+    return Bystander()
+
+
+@pytest.fixture(autouse=True)
+def _bystander_stays_compiled(request: pytest.FixtureRequest, _bystander: Bystander) -> Iterator[None]:
+    """No test makes somebody else's function compile again, but for those that are marked as doing so."""
+    yield
+    complaint = _bystander.complaint()
+    assert not complaint or request.node.get_closest_marker("resets_dynamo"), complaint
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     shown = capsys.readouterr().out
     assert "train a small GPT on real text" in shown
+    assert "show time and memory of a step, node by node" in shown
     assert "show what a saved run or model holds" in shown
     assert "doctor" in shown
 
@@ -51,6 +52,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--recipe", "fp4"], "--recipe: invalid choice: 'fp4' (choose from "),
         (["train", "--recipe", "block", "--compare"], "--compare: not allowed with argument --recipe"),
         (["train", "--compare", "--checkpoint", "x.pt"], "Expected --compare without --checkpoint, got both."),
+        (
+            ["train", "--schedule", "50"],
+            "argument --schedule: Expected step:passes, got '50'. Write for instance 0:none,",
+        ),
+        (
+            ["profile", "--passes", ""],
+            "argument --passes: Expected memory_budget=F, order_for_memory or offload_saved=",
+        ),
+        (["profile", "--checkpoint", "x.pt"], "unrecognized arguments: --checkpoint x.pt"),
         (["train", "--no-compare"], "unrecognized arguments: --no-compare"),
         (["train", "--text"], "--text: expected one argument"),
         (["train", "--speed", "9"], "unrecognized arguments: --speed 9"),

@@ -110,10 +110,9 @@ def _follow_schedule(carry: Carry, engine: Engine, job: Job, advance: Advance) -
     Raises:
         CommandError: The backend cannot compile it. The steps made so far are saved.
     """
-    passes = due_passes(carry, engine, job.options)
-    if passes is None:
+    if due_passes(carry, engine, job.options) is None:
         return carry, engine
-    advance(len(carry.losses), f"compiling {passes}")
+    advance(len(carry.losses), "compiling other passes")
     try:
         with failure_in_one_line(job.options.backend):
             carry, engine = advance_engine(carry, engine, job.corpus, job.options)

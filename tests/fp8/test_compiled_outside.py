@@ -23,7 +23,7 @@ from tests.fp8.scoped import (
 )
 from tests.helpers import assert_same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.resets_dynamo]
 
 BACKENDS = ["eager", "aot_eager"]
 

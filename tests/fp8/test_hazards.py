@@ -210,6 +210,7 @@ def test_h13_there_is_no_reset_and_releasing_one_owner_freezes_no_other() -> Non
 
 
 @pytest.mark.parametrize("recipe", [None, MAX], ids=["none", "delayed"])
+@pytest.mark.resets_dynamo
 def test_h14_a_disabled_scope_opens_inside_one_graph(recipe: Any) -> None:
     state, fn = scoped(recipe, Plain(), enabled=False)
     state, params, graphs = sf.end_autocast(state), detached(fn), []
@@ -223,6 +224,7 @@ def test_h14_a_disabled_scope_opens_inside_one_graph(recipe: Any) -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.resets_dynamo
 def test_h15_a_recipe_is_made_inside_one_graph() -> None:
     state, fn = scoped(MAX, Plain())
     state, x, graphs = sf.end_autocast(state), numbers(0), []
@@ -236,6 +238,7 @@ def test_h15_a_recipe_is_made_inside_one_graph() -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.resets_dynamo
 def test_h16_state_of_another_model_does_not_meet_a_compiled_region() -> None:
     recipe, x = sf.Float8CurrentScaling(), numbers(0)
     state, other = scoped(MAX)

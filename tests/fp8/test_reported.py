@@ -60,6 +60,7 @@ def forward_and_update(fn: sf.CompiledFn, state: sf.CompilerState, *inputs: torc
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.resets_dynamo
 def test_600_an_update_in_compiled_code_has_the_same_bits(backend: str) -> None:
     state, fn = scoped(delayed(4, margin=1))
     torch.compiler.reset()
@@ -186,6 +187,7 @@ def test_3456_a_branch_without_a_loss_leaves_its_gradients_and_the_others_update
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.resets_dynamo
 def test_705_308_1241_and_2590_layers_in_delayed_scaling_are_one_graph(backend: str) -> None:
     model = nn.Sequential(nn.Linear(SIZE, 32), nn.ReLU(), nn.Linear(32, SIZE))
     state, fn = scoped(RECIPE, model, numbers(0))

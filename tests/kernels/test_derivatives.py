@@ -99,6 +99,7 @@ TRANSFORMS: dict[str, Callable[[Function], Function]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.resets_dynamo
 def test_equals_the_exact_product(transform: Callable[[Function], Function], layout: str) -> None:
     ours = transform(product)(*inputs(layout))
     theirs = transform(exact)(*inputs(layout, torch.float64))

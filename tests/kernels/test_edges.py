@@ -59,6 +59,7 @@ PAIR = torch.tensor([2.0, 3.0])
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.resets_dynamo
 def test_compiled_forward_mode(backend: str) -> None:
     def tangents(scales: Tensor) -> Any:
         return jvp(lambda s: product(s[0], s[1]) + s.sum(), (scales,), (scales * scales,))
@@ -68,6 +69,7 @@ def test_compiled_forward_mode(backend: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.resets_dynamo
 def test_compiled_hessian() -> None:
     compiled = torch.compile(hessian(lambda s: product(s[0], s[1])), backend="eager", fullgraph=True)
     assert compiled(PAIR).tolist() == [[0.0, 20.0], [20.0, 0.0]]
@@ -87,6 +89,7 @@ def test_forward_over_forward() -> None:
 # Torch asks each tensor of the graph for its gradient on the way.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
+@pytest.mark.resets_dynamo
 def test_compiled_autograd() -> None:
     scale = PAIR[0].clone().requires_grad_()
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):

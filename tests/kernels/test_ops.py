@@ -73,6 +73,7 @@ def test_exported(call: Call) -> None:
 
 @ALL
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.resets_dynamo
 def test_compiled(call: Call, backend: str) -> None:
     compiled = torch.compile(call.run, fullgraph=True, backend=backend)
     assert_same(compiled(*call.tensors), call.run(*call.tensors))

@@ -7,5 +7,7 @@ from tests.source_rules.imports import import_rule
 from tests.source_rules.module_state import module_state_rule
 from tests.source_rules.private_torch import private_torch_rule
 
+__all__ = ["RULES", "Rule", "foreign_assignment_rule", "import_rule", "module_state_rule", "private_torch_rule"]
+
 Rule = Callable[[str, str], list[str]]
 RULES: tuple[Rule, ...] = (import_rule, private_torch_rule, foreign_assignment_rule, module_state_rule)

@@ -36,6 +36,7 @@ def module_state_rule(path: str, text: str) -> list[str]:
         return []
     tree = ast.parse(text)
     found = [(node.lineno, "mutable value at module level") for node in lasting_values(tree) if is_mutable(node)]
+    found += changes_of_what_lasts(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             found.append((node.lineno, "a global statement"))
@@ -43,6 +44,25 @@ def module_state_rule(path: str, text: str) -> list[str]:
             memos = [decorator for decorator in node.decorator_list if called_name(decorator) in MEMO_DECORATORS]
             found += [(memo.lineno, f"a memo: @{ast.unparse(memo)}") for memo in memos]
     return [f"{path}:{line}: {what}" for line, what in sorted(found)]
+
+
+def changes_of_what_lasts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and complaint of each attribute set on a function or class of the module, and of each use of its globals."""
+    lasting = {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node) in ("globals()", "vars()"):
+            yield node.lineno, "globals used as a dictionary"
+        elif isinstance(node, ast.Call) and node.args and called_name(node) in ("setattr", "delattr", "__setattr__"):
+            if ast.unparse(node.args[0]) in lasting:
+                yield node.lineno, f"an attribute of {ast.unparse(node.args[0])} set"
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store | ast.Del)
+            and ast.unparse(node.value) in lasting
+        ):
+            yield node.lineno, f"an attribute of {ast.unparse(node.value)} set"
 
 
 def lasting_values(node: ast.AST) -> Iterator[ast.expr]:

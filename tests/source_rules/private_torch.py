@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.source_rules.names import bound_names, dotted, has_private_part, imported_names
+from tests.source_rules.names import bound_names, constant_text, dotted, has_private_part, imported_names, joined
 
 PRIVATE_TORCH_DOORS = ("scoped_fn/_torch/", "kernels/_opaque_op.py")
 # In use by everyone who writes pytrees for torch; public in all but its name.
@@ -35,9 +35,8 @@ def dotted_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (name := dotted(node, names)):
             yield node.lineno, name
-        elif isinstance(node, ast.Constant) and re.fullmatch(r"\w+(\.\w+)+", str(node.value)):
-            yield node.lineno, str(node.value)
+        elif isinstance(node, ast.Constant) and (text := constant_text(node)) and re.fullmatch(r"\w+(\.\w+)+", text):
+            yield node.lineno, text
         elif isinstance(node, ast.Call) and len(node.args) > 1 and ast.unparse(node.func) in ("getattr", "hasattr"):
-            target, attribute = dotted(node.args[0], names), node.args[1]
-            if target and isinstance(attribute, ast.Constant):
-                yield node.lineno, f"{target}.{attribute.value}"
+            name = joined(dotted(node.args[0], names), constant_text(node.args[1]))
+            yield from [(node.lineno, name)] if name else []
