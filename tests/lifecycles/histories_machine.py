@@ -11,7 +11,7 @@ import chex  # type: ignore[import-untyped]
 import pytest
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import scoped_fn as sf
 from tests.lifecycles.histories_model import Expected, Held
@@ -31,6 +31,12 @@ class OwnerHistories(RuleBasedStateMachine):
         self.expected = Expected()
         self.released: list[int] = []
         self.past: list[tuple[sf.CompilerState, Any, Any]] = []
+
+    @initialize(names=st.lists(st.sampled_from(["encoder", "decoder"]), min_size=1, max_size=3))
+    def begin(self, names: list[str]) -> None:
+        for name in names:
+            self.state, token = sf.acquire(self.state, name)
+            self.expected.owners[token] = Held(name)
 
     def pick(self, number: int) -> tuple[int, Held]:
         tokens = sorted(self.expected.owners)

@@ -11,7 +11,7 @@ import torch._dynamo.config as dynamo_config
 import torch._inductor.config as inductor_config
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
 import scoped_fn as sf
 from scoped_fn.state import set_buffers
@@ -21,6 +21,7 @@ from tests.lifecycles.histories_model import Queued
 from tests.state.whole import AUTOTUNE, LIMIT, kept
 
 SETTINGS = st.one_of(st.tuples(st.just(AUTOTUNE), st.booleans()), st.tuples(st.just(LIMIT), st.integers(1, 3)))
+DROP = "drop"
 
 
 class Histories(OwnerHistories):
@@ -71,7 +72,8 @@ class Histories(OwnerHistories):
     @rule(number=PICK, which=st.integers(0, 9))
     def close_frame(self, number: int, which: int) -> None:
         token, held = self.pick(number)
-        frame = held.opened[which % len(held.opened)] if held.opened else sf.Frame(token, which)
+        frames = [one for one in held.opened if one.index in held.frames] if which else held.opened
+        frame = frames[which % len(frames)] if frames else sf.Frame(token, 99)
         if frame.index not in held.frames:
             with kept(self.state), pytest.raises(sf.OwnershipError, match=r"Expected an open frame.*, got"):
                 sf.close_frame(self.state, frame)
@@ -91,6 +93,13 @@ class Histories(OwnerHistories):
         held.newest = queued
 
     @some_owner
+    @rule(number=PICK, size=st.integers(1, 3), value=st.floats(-9, 9, width=32))
+    def a_forward(self, number: int, size: int, value: float) -> None:
+        """What a training step does first: by themselves the two rarely meet."""
+        self.open_frame(number)
+        self.push_inputs(number, size, value)
+
+    @some_owner
     @rule(number=PICK)
     def take_inputs(self, number: int) -> None:
         token, held = self.pick(number)
@@ -104,21 +113,19 @@ class Histories(OwnerHistories):
                 self.state, (taken,) = sf.take_inputs(old, token)
             assert torch.equal(taken, held.queue.pop(0).inputs[0])
 
-    @rule(name=st.sampled_from(["rank", "ub.is_fp8"]), value=st.sampled_from([1, True, None, (10, 0)]))
-    def set_constant(self, name: str, value: Any) -> None:
-        with self.changes(None) as old:
-            self.state = sf.set_constant(old, name, value)
-        self.expected.constants[name] = value
-
-    @rule(name=st.sampled_from(["rank", "ub.is_fp8"]))
-    def drop_constant(self, name: str) -> None:
-        if name not in self.expected.constants:
+    @rule(name=st.sampled_from(["rank", "ub.is_fp8"]), value=st.sampled_from([DROP, 1, True, None, (10, 0)]))
+    def constant(self, name: str, value: Any) -> None:
+        if value != DROP:
+            with self.changes(None) as old:
+                self.state = sf.set_constant(old, name, value)
+            self.expected.constants[name] = value
+        elif name in self.expected.constants:
+            with self.changes(None) as old:
+                self.state = sf.drop_constant(old, name)
+            del self.expected.constants[name]
+        else:
             with kept(self.state), pytest.raises(KeyError, match=rf"Expected .*, got '{name}'"):
                 sf.drop_constant(self.state, name)
-            return
-        with self.changes(None) as old:
-            self.state = sf.drop_constant(old, name)
-        del self.expected.constants[name]
 
     @some_owner
     @rule(number=PICK, value=st.floats(-9, 9, width=32), count=st.integers(0, 2))
@@ -128,22 +135,17 @@ class Histories(OwnerHistories):
         with self.changes(token) as old:
             self.state = set_buffers(old, token, {name: torch.tensor(one) for name, one in held.buffers.items()})
 
-    @rule()
-    def autocast(self) -> None:
-        with self.changes(None) as old:
-            self.state = sf.autocast(old, sf.DelayedScaling())
-        self.expected.scopes += 1
-
-    @rule()
-    def end_autocast(self) -> None:
-        if not self.expected.scopes:
+    @rule(begin=st.booleans())
+    def autocast(self, begin: bool) -> None:
+        if not begin and not self.expected.scopes:
             with kept(self.state), pytest.raises(RuntimeError, match="Expected an open autocast scope"):
                 sf.end_autocast(self.state)
             return
         with self.changes(None) as old:
-            self.state = sf.end_autocast(old)
-        self.expected.scopes -= 1
+            self.state = sf.autocast(old, sf.DelayedScaling()) if begin else sf.end_autocast(old)
+        self.expected.scopes += 1 if begin else -1
 
+    @precondition(lambda self: len(self.past) % 8 == 7)
     @rule()
     def travel(self) -> None:
         with self.changes(None) as old:
