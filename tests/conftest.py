@@ -26,11 +26,6 @@ settings.register_profile("repository", deadline=None, derandomize=True, max_exa
 settings.load_profile("repository")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Names the markers."""
-    config.addinivalue_line("markers", "resets_dynamo: throws away what was compiled in the process, on purpose")
-
-
 @pytest.fixture(scope="session")
 def _bystander() -> Bystander:
     """A function of somebody else, compiled once."""
