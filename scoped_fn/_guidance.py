@@ -64,7 +64,13 @@ def profile(state: CompilerState, fn: Any, *, training: bool | None = None) -> t
     check_owner(state, fn.owner, fn.name)
     with apart():
         state, inputs = _inputs_for(state, fn)
-    return state, profile_call(state, fn, inputs, training)
+    try:
+        return state, profile_call(state, fn, inputs, training)
+    except SpecError as error:
+        if inputs[2]:
+            raise
+        advice = "It came from the queue of inputs; take it out: state, _ = sf.take_inputs(state, fn)."
+        raise SpecError(f"{error} {advice}") from error
 
 
 def with_passes(state: CompilerState, pristine: Captured, plan: Plan, inputs: Inputs) -> Plan:

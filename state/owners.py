@@ -110,12 +110,14 @@ def check_owner(state: CompilerState, token: Any, name: str | None = None) -> in
     held = state.owners.get(token) if isinstance(token, int) else None
     if held is not None and name in (None, held.name):
         return int(token)
-    what = f"owner {token!r}" + (f" ({name})" if name else "")
+    known = isinstance(token, (int, str))
+    what = (f"owner {token!r}" if known else f"owner of type {type(token).__name__}") + (f" ({name})" if name else "")
     if held is not None:
         fate, advice = f"a state in which {token} is {held.name}", "Pass one state through every call, not two apart."
     elif isinstance(token, int) and 0 <= token < state.next_token:
         fate, advice = "a state in which it was released", "Compile again to use it; there is nothing left to release."
     else:
-        fate, advice = "a state that never handed it out", "Use the state returned by compile or by the last call."
+        fate = "a state that never handed it out"
+        advice = "Use the state returned by compile or by the last call, and a token or a compiled function of it."
     others = ", ".join(f"{key} ({owner.name})" for key, owner in state.owners.items()) or "none"
     raise OwnershipError(f"Expected a state that holds {what}, got {fate}; its owners: {others}. {advice}")
