@@ -56,7 +56,9 @@ def _waiting() -> list[Row]:
     state, waits = second(state, second.params, x)  # its backward never comes
     alive, marks = 0, [0]
     for _ in range(STEPS):
+        before = len(recorder.results)
         state, y = first(state, first.params, x)
+        assert any(each() is not None for each in recorder.results[before:]), "what is saved lives until the backward"
         y.sum().backward()
         marks.append(len(recorder.results))
         if len(marks) > 3:
@@ -64,7 +66,9 @@ def _waiting() -> list[Row]:
             alive = max(alive, sum(each() is not None for each in recorder.results[marks[-4] : marks[-3]]))
         for parameter in first.params.values():
             parameter.grad = None
-    assert waits.requires_grad
+    waits.sum().backward()  # it comes after all
+    assert all(parameter.grad is not None for parameter in second.params.values())
+    assert first.cache_info()[1:] == (2, 2 * STEPS, 0), "a forward and a backward, never eager"
     compiled = recorder.compiled - 1  # without the forward
     return [
         _count(f"compiles of A's backward while B's waits, {STEPS} steps", compiled, 1),
@@ -73,15 +77,16 @@ def _waiting() -> list[Row]:
 
 
 def _twelve() -> Row:
-    x, state = torch.randn(8, 16), sf.init_state()
-    counts = []
+    x, state, engines = torch.randn(8, 16), sf.init_state(), []
     for seed in range(ENGINES):
         recorder = Recorder()
         state, fn = sf.compile(state, _mlp(seed), (x,), backend=recorder)
-        for _ in range(2):
-            state, y = fn(state, fn.params, x)
-            y.sum().backward()
-        counts.append(recorder.compiled == 2)
+        engines.append((fn, recorder))
+    for _ in range(2):
+        losses = [fn(state, fn.params, x)[1].sum() for fn, _ in engines]
+        for loss in reversed(losses):
+            loss.backward()
+    counts = [recorder.compiled == 2 and fn.cache_info().eager_calls == 0 for fn, recorder in engines]
     return Row(
         f"{ENGINES} engines of one class, not compiled", "", str(counts.count(False)), "", counts.count(False), 0
     )
@@ -132,6 +137,7 @@ def _budget() -> list[Row]:
     torch.set_num_threads(1)
     grads = [_gradients(state, each, model, batch) for each in (less, fn)]
     torch.set_num_threads(threads)
+    assert len(grads[0]) == sum(each.requires_grad for each in model.parameters())
     different = sum(not torch.equal(one, other) for one, other in zip(*grads, strict=True))
     steps = {name: lambda f=f: _gradients(state, f, model, batch) for name, f in (("less", less), ("plain", fn))}
     times = medians_us(steps, rounds=7)
