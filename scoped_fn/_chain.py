@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scoped_fn._overrides import known_overrides
 from scoped_fn._plan import Plan
-from scoped_fn._torch.config import patched
 from scoped_fn.stages.apply import apply, apply_backward, apply_forward
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.compile_graph import Compiled, compile_backward, compile_forward, compile_inference
@@ -58,9 +56,7 @@ def compile_captured(state: CompilerState, captured: Captured, plan: Plan) -> tu
 
 def compile_training(state: CompilerState, captured: Captured, plan: Plan) -> tuple[CompilerState, Training | None]:
     """Returns the pieces of a call that wants gradients; None if no output depends on what requires one."""
-    wanted = tuple(spec.requires_grad for spec in captured.specs)
-    with patched(known_overrides(state, captured.owner)):
-        joint = lower_joint(captured, wanted, plan.backend)
+    joint = lower_joint(state, captured, tuple(spec.requires_grad for spec in captured.specs), plan.backend)
     if not joint.tangents:
         return state, None
     state, split = split_joint(state, joint, plan)

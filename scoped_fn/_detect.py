@@ -28,7 +28,7 @@ def detect(state: CompilerState) -> CompilerState:
     cuda = torch.cuda.is_available()
     found: dict[str, Any] = {
         "torch.version": str(torch.__version__),
-        "triton.version": _triton_version(),
+        "triton.version": installed_version("triton"),
         "cuda.version": torch.version.cuda if cuda else None,
         "cuda.capability": tuple(torch.cuda.get_device_capability()) if cuda else None,
         "cublaslt.version": _cublaslt_version() if cuda else None,
@@ -39,9 +39,10 @@ def detect(state: CompilerState) -> CompilerState:
     return state
 
 
-def _triton_version() -> str | None:
+def installed_version(package: str) -> str | None:
+    """Returns the version of an installed package, or None."""
     try:
-        return metadata.version("triton")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 

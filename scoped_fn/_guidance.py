@@ -20,16 +20,15 @@ from scoped_fn._runtime import Memo
 from scoped_fn._specialize import Origin, recapture
 from scoped_fn._state_check import check_state
 from scoped_fn._structure import unflatten
-from scoped_fn._torch.config import patched
 from scoped_fn._torch.levels import apart
 from scoped_fn._torch.tracing import disable_autocast
 from scoped_fn._whole_step import WholeStep
-from scoped_fn.passes.guided import needs_profile, resolve, unguided
+from scoped_fn.passes.guided import needs_profile, resolve
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.capture import check_option
 from scoped_fn.stages.captured import Captured
 from scoped_fn.stages.lower import lower_inference, lower_joint
-from scoped_fn.state import CompilerState, InputSpec, overrides_of
+from scoped_fn.state import CompilerState, InputSpec
 from scoped_fn.state.owners import check_owner
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any], bool]
@@ -56,12 +55,9 @@ def profile(state: CompilerState, fn: Any, *, training: bool | None = None) -> t
         SpecError: The queued inputs are not what the function takes.
         OwnershipError: The state does not hold the function.
     """
-    check_state(state)
     fn = fn.fn if isinstance(fn, WholeStep) else fn
-    if not isinstance(fn, CompiledFn):
-        raise SpecError(f"Expected a compiled function, got a {type(fn).__name__}. Pass what compile returned.")
+    check_fn(state, fn)
     check_option("training", training, (None, True, False))
-    check_owner(state, fn.owner, fn.name)
     with apart():
         state, inputs = _inputs_for(state, fn)
     try:
@@ -73,12 +69,20 @@ def profile(state: CompilerState, fn: Any, *, training: bool | None = None) -> t
         raise SpecError(f"{error} {advice}") from error
 
 
+def check_fn(state: CompilerState, fn: Any) -> None:
+    """Raises `SpecError` unless `fn` is a compiled function, and `OwnershipError` unless the state holds it."""
+    check_state(state)
+    if not isinstance(fn, CompiledFn):
+        raise SpecError(f"Expected a compiled function, got a {type(fn).__name__}. Pass what compile returned.")
+    check_owner(state, fn.owner, fn.name)
+
+
 def with_passes(state: CompilerState, pristine: Captured, plan: Plan, inputs: Inputs) -> Plan:
     """Returns the plan with the passes that it asks for, made from a profile of these inputs where they need one."""
     profile = None
     if needs_profile(plan.asked):
-        draft = replace(plan, passes=unguided(plan.asked))
-        profile = profile_call(state, CompiledFn(pristine.owner, pristine, pristine, draft, Memo()), inputs)
+        draft = CompiledFn(pristine.owner, pristine, pristine, plan.without_guided, Memo())
+        profile = profile_call(state, draft, inputs)
     return replace(plan, passes=resolve(plan.asked, profile))
 
 
@@ -109,7 +113,7 @@ def _steps(fn: CompiledFn, call: Call, training: bool | None) -> tuple[Steps, li
         wanted = [tensor.is_floating_point() or tensor.is_complex() for tensor in call.tensors]
     training = any(wanted) if training is None else training
     memo = Memo()  # what is captured here is not kept
-    with torch.set_grad_enabled(training), patched(overrides_of(call.state, fn.owner)):
+    with torch.set_grad_enabled(training):  # the stages set the owner's overrides
         captured, plan = recapture(Origin(fn.captured, fn.origin.plan, memo), call, wanted)
         captured = call.in_fp8(captured, call.fit(memo, captured), record=training)
         steps = _training_steps(captured, wanted, plan) if training else None
@@ -123,7 +127,7 @@ def _steps(fn: CompiledFn, call: Call, training: bool | None) -> tuple[Steps, li
 def _training_steps(captured: Captured, wanted: list[bool], plan: Plan) -> Steps | None:
     flags = captured.with_constants(wanted, [False] * len(captured.constants))
     flags += [False] * (len(captured.specs) - len(flags))
-    joint = lower_joint(captured, tuple(flags), plan.backend)
+    joint = lower_joint(plan.settings, captured, tuple(flags), plan.backend)
     if not joint.tangents:
         return None
     _, split = split_joint(plan.settings, joint, plan)

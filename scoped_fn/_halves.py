@@ -169,8 +169,7 @@ def _split_root(root: Root, wanted: tuple[int, ...]) -> Parts:
     try:
         with apart(), torch.inference_mode(False), torch.enable_grad(), root.ambient.restored(), ElementaryAttention():
             flags = tuple(i in wanted for i in range(len(root.specs)))
-            with patched(root.shop.overrides):
-                joint = lower_joint(root.captured, flags, "eager")
+            joint = lower_joint(root.plan.settings, root.captured, flags, "eager")
             if not joint.tangents:
                 return root.captured.graph, root.captured.graph, (), ()
             _, split = split_joint(root.plan.settings, joint, replace(root.plan, backend="eager"))

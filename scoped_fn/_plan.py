@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from scoped_fn._backends import Backend
 from scoped_fn._schedule import Schedule
-from scoped_fn.passes.guided import Asked
+from scoped_fn.passes.guided import Asked, unguided
 from scoped_fn.passes.levels import Passes
 from scoped_fn.state import CompilerState, FrozenDict, init_state
 
@@ -36,6 +36,11 @@ class Plan:
     schedule: Schedule | None = None
     entry: int | None = None
     settings: CompilerState = field(default_factory=init_state)
+
+    @property
+    def without_guided(self) -> Plan:
+        """The plan without guided passes: what a profile is made under."""
+        return replace(self, passes=unguided(self.asked))
 
     def seen_from(self, state: CompilerState, owner: int) -> Plan:
         """Returns the plan for a call with this state."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from scoped_fn._compile import AnyPasses, compile_pristine, in_force
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._errors import SpecError
+from scoped_fn._guidance import check_fn
 from scoped_fn._guidance import profile as profile_of
 from scoped_fn._plan import Plan
 from scoped_fn._profile import Profile
-from scoped_fn._state_check import check_state
-from scoped_fn.passes.guided import as_asked, needs_profile, resolve, unguided
+from scoped_fn.passes.guided import as_asked, needs_profile, resolve
 from scoped_fn.stages.capture import check_type
 from scoped_fn.state import CompilerState
-from scoped_fn.state.owners import check_owner, renewed
+from scoped_fn.state.owners import renewed
 
 
 def recompile(
@@ -76,11 +75,8 @@ def advance(state: CompilerState, fn: CompiledFn, step: int) -> tuple[CompilerSt
     return (state if state.owners[fn.owner].entry == entry else renewed(state, fn.owner, entry=entry)), fn
 
 
-def _plan_of(state: CompilerState, fn: Any) -> Plan:
-    check_state(state)
-    if not isinstance(fn, CompiledFn):
-        raise SpecError(f"Expected a compiled function, got a {type(fn).__name__}. Pass what compile returned.")
-    check_owner(state, fn.owner, fn.name)
+def _plan_of(state: CompilerState, fn: CompiledFn) -> Plan:
+    check_fn(state, fn)
     plan = fn.origin.plan
     if plan is None:
         raise SpecError(
@@ -94,8 +90,7 @@ def _again(
     state: CompilerState, fn: CompiledFn, plan: Plan, profile: Profile | None
 ) -> tuple[CompilerState, CompiledFn]:
     if profile is None and needs_profile(plan.asked):
-        draft = replace(fn, _plan=replace(plan, passes=unguided(plan.asked)))
-        state, profile = profile_of(state, draft)
+        state, profile = profile_of(state, replace(fn, _plan=plan.without_guided))
     plan = replace(plan, passes=resolve(plan.asked, profile))
     state = renewed(state, fn.owner, generation=state.owners[fn.owner].generation + 1, entry=plan.entry)
     return compile_pristine(state, fn.pristine, plan)

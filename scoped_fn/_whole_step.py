@@ -17,7 +17,6 @@ from scoped_fn._one_graph import one_graph, only_value_differs
 from scoped_fn._runtime import Variant
 from scoped_fn._specialize import recapture
 from scoped_fn._structure import Structure, flatten, unflatten
-from scoped_fn._torch.config import patched
 from scoped_fn._variants import Finish, finish_outputs, keep_for_traces, whole_variant
 from scoped_fn.stages.apply import apply
 from scoped_fn.stages.compile_graph import compile_graph
@@ -86,19 +85,18 @@ class WholeStep:
             sink = call.sink
             if sink is not None:
                 wanted[sink] = True
-            start, constants = captured.num_held - len(captured.constants), (False,) * len(captured.constants)
-            overrides = overrides_of(call.state, fn.owner)
-            with patched(overrides):
-                joint = lower_joint(captured, (*wanted[:start], *constants, *wanted[start:]), plan.backend)
+            flags = captured.with_constants(wanted, [False] * len(captured.constants))
+            joint = lower_joint(plan.settings, captured, tuple(flags), plan.backend)
             _, joint = apply(plan.settings, joint, plan.passes.joint)
             joint, whole = one_graph(joint, plan)
             captured, graph = joint.captured, joint.graph
             role = GraphRole(
                 len(graph.outputs), torch_rng=captured.rng == "torch", whole=whole, lowered_for=plan.backend
             )
-            compiled = compile_graph(graph, plan.backend, role, overrides=overrides)
+            compiled = compile_graph(graph, plan.backend, role, overrides=overrides_of(call.state, fn.owner))
         fn._memo.compiled_graphs += 1
-        at = {i if i < start else i - len(constants): joint.num_forward + n for n, i in enumerate(joint.grads)}
+        start, count = captured.num_held - len(captured.constants), len(captured.constants)
+        at = {i if i < start else i - count: joint.num_forward + n for n, i in enumerate(joint.grads)}
         finish = self._finish(finish_outputs(captured), groups, at, sink)
         keep_for_traces(captured, fn._memo, exact=False)
         return whole_variant(kind, captured, compiled, joint.new_buffers, fn._memo, finish)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 import scoped_fn as sf
+from scoped_fn._detect import installed_version
 from scoped_fn.demo.errors import first_line
 
 PACKAGES = ("torch", "triton", "optree", "jax", "jaxlib")
@@ -34,7 +34,7 @@ def versions() -> Iterator[tuple[str, str]]:
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "scoped_fn", sf.__version__
     for package in PACKAGES:
-        yield package, _version(package) or "not installed"
+        yield package, installed_version(package) or "not installed"
 
 
 def devices() -> Iterator[tuple[str, str]]:
@@ -53,7 +53,7 @@ def backends() -> Iterator[tuple[str, str]]:
     yield "eager", try_backend("eager", torch.device("cpu"))
     yield "inductor", try_backend("inductor", torch.device("cpu"))
     reason = None if torch.cuda.is_available() else NO_GPU
-    reason = reason if _version("triton") else NO_TRITON
+    reason = reason if installed_version("triton") else NO_TRITON
     # On a GPU Inductor writes Triton kernels, so this one compiles and runs Triton.
     yield "inductor (Triton)", f"does not work: {reason}" if reason else try_backend("inductor", torch.device("cuda"))
 
@@ -76,10 +76,3 @@ def _new_function() -> Callable[[Tensor], Tensor]:
     """Returns a function unlike any before, so that no cache on disk answers in the compiler's place."""
     number = 1 + time.time_ns() % 1_000_003 / 1_000_003
     return lambda x: torch.sin(x) * number + x.sum()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

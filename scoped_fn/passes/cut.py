@@ -43,10 +43,10 @@ class Cut:
         """Takes a joint graph, and its halves as cut before, which say where what acts belongs."""
         self.gm, self.num_forward = gm, num_forward
         self.tangents = gm.graph.find_nodes(op="placeholder")[num_primals:]
-        before = {node.name for node in halves[0].graph.nodes}
+        before, behind = ({node.name for node in half.graph.nodes} for half in halves)
         self.late: Nodes = set(self.tangents)
         for node in gm.graph.nodes:
-            moved = acts(node) and node.name not in before and any(n.name == node.name for n in halves[1].graph.nodes)
+            moved = acts(node) and node.name not in before and node.name in behind
             if moved or not self.late.isdisjoint(node.all_input_nodes):
                 self.late.add(node)
         ends = [node for node in output_values(gm)[num_forward:] if isinstance(node, torch.fx.Node)]

@@ -97,8 +97,7 @@ def lower_training(
         MutationError: The model changes an argument in place.
         RandomOpError: The model draws random numbers and was captured without `rng="torch"`.
     """
-    with patched(known_overrides(state, captured.owner)):
-        joint = lower_joint(captured, tuple(spec.requires_grad for spec in captured.specs), backend)
+    joint = lower_joint(state, captured, tuple(spec.requires_grad for spec in captured.specs), backend)
     if not joint.tangents:
         raise SpecError(
             f"Expected an output of {captured.source.name} that depends on a parameter or input that requires a "
@@ -119,11 +118,12 @@ def lower_inference(
     return state, Inference(captured, graph, new_buffers, backend)
 
 
-def lower_joint(captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> Joint:
+def lower_joint(state: CompilerState, captured: Captured, wanted: tuple[bool, ...], backend: Backend) -> Joint:
     """Returns the joint graph with gradients for the wanted placeholders, one flag for each placeholder."""
-    exported = _export(captured, wanted, backend)
-    if any(node.target is INFERENCE_LSTM for node in exported.gm.graph.nodes):
-        exported = _export(captured, _with_inputs(captured, wanted), backend)
+    with patched(known_overrides(state, captured.owner)):
+        exported = _export(captured, wanted, backend)
+        if any(node.target is INFERENCE_LSTM for node in exported.gm.graph.nodes):
+            exported = _export(captured, _with_inputs(captured, wanted), backend)
     gm, new_buffers, grads = _arrange(captured, exported, wanted)
     refuse_shared_memory(captured, new_buffers)
     names = _forward_names(captured, new_buffers)
