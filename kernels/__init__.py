@@ -1,4 +1,4 @@
-"""FP8 kernels as pure functions: quantization, scaled matmuls, and the update of scales.
+"""FP8 kernels as pure functions: quantization, scaled matmuls, and the update of scales; and random bits from a key.
 
 On a CPU they run in plain torch, on a GPU in Triton; the dispatcher chooses. Each is one opaque operator
 (`torch.ops.scoped_fn.*`) for `torch.func`, `torch.compile` and `torch.export`. Imports nothing else of this library.
@@ -19,24 +19,29 @@ from scoped_fn.kernels.quantize import dequantize, quantize, quantize_blocks, qu
 from scoped_fn.kernels.quantized import Quantized
 from scoped_fn.kernels.rules import MatmulRule, Quantizer
 from scoped_fn.kernels.scales import update_scales
+from scoped_fn.kernels.threefry import RANDOM, fold_keys, key_words, random_bits
 
 __all__ = [
     "EXPANSIONS",
     "FUSIBLE",
+    "RANDOM",
     "MatmulRule",
     "Quantized",
     "Quantizer",
     "dequantize",
     "encode_weight",
+    "fold_keys",
     "fp8_linear",
     "fp8_matmul",
     "hadamard_16",
+    "key_words",
     "layer_norm_quantize",
     "quantize",
     "quantize_blocks",
     "quantize_current",
     "quantize_mx",
     "quantize_nvfp4",
+    "random_bits",
     "rms_norm_quantize",
     "scaled_mm",
     "silu_gate_quantize",

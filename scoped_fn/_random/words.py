@@ -1,0 +1,51 @@
+"""Keys as int32 words, and random bits of any width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scoped_fn._errors import SpecError
+from scoped_fn.kernels import fold_keys, key_words, random_bits
+
+
+def words_of(key: Any) -> Tensor:
+    """Returns the words of a key: int32 (2,).
+
+    Args:
+        key: uint32 (2,), or what this function returned.
+
+    Raises:
+        SpecError: It is something else.
+    """
+    if isinstance(key, Tensor) and key.shape == (2,) and key.dtype in (torch.uint32, torch.int32):
+        return key_words(key) if key.dtype == torch.uint32 else key
+    got = f"{list(key.shape)} and {key.dtype}" if isinstance(key, Tensor) else f"a {type(key).__name__}"
+    raise SpecError(
+        f"Expected a key of shape [2] and dtype uint32, got {got}. Make one with sf.random.key(seed); for many keys "
+        "use torch.func.vmap."
+    )
+
+
+def keys_of(words: Tensor, count: int) -> Tensor:
+    """Returns `count` keys made from one: int32 (count, 2)."""
+    return fold_keys(words, torch.arange(count, dtype=torch.int32, device=words.device))
+
+
+def bits_of(words: Tensor, shape: Sequence[int], width: int) -> Tensor:
+    """Returns random bits.
+
+    Args:
+        words: int32 (2,).
+        shape: Shape of the result.
+        width: 8, 16 or 32: int32 of which only so many bits may be set, or all; 64: int64.
+    """
+    if width == 64:
+        high, low = keys_of(words, math.prod(shape)).to(torch.int64).reshape(*shape, 2).unbind(-1)
+        return (high << 32) | (low & 0xFFFFFFFF)
+    bits = random_bits(words, shape)
+    return bits if width == 32 else bits & ((1 << width) - 1)
