@@ -3,7 +3,7 @@
 if __name__ != "scoped_fn":
     raise ImportError(f"Expected to be imported as 'scoped_fn', got {__name__!r}. Write: import scoped_fn")
 
-from scoped_fn import passes, recipes, stages
+from scoped_fn import passes, random, recipes, stages
 from scoped_fn._carry import jvp, vjp, vmap
 from scoped_fn._compile import compile
 from scoped_fn._compiled import CompiledFn
@@ -26,6 +26,7 @@ from scoped_fn._runtime import CacheInfo
 from scoped_fn._schedule import Schedule
 from scoped_fn._transforms import grad, value_and_grad
 from scoped_fn.passes import ABSENT, Passes
+from scoped_fn.random import fold_in, next_key, split
 from scoped_fn.recipes import (
     CustomRecipe,
     DelayedScaling,
@@ -109,24 +110,28 @@ __all__ = [
     "drop_override",
     "effects",
     "end_autocast",
+    "fold_in",
     "fp8_support",
     "grad",
     "init_state",
     "jvp",
     "materialize",
     "merge",
+    "next_key",
     "open_frame",
     "overrides_of",
     "passes",
     "profile",
     "push_inputs",
     "quantize_weights",
+    "random",
     "recipes",
     "recompile",
     "release",
     "set_buffers",
     "set_constant",
     "set_override",
+    "split",
     "stage_gradients",
     "stages",
     "take_inputs",

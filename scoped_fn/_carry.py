@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
+from scoped_fn._call import words_of_state
 from scoped_fn._errors import SpecError
 from scoped_fn._fp8.results import staged_since, with_staged, without_staged
-from scoped_fn._torch.levels import innermost_level
+from scoped_fn._random.rows import row_key
+from scoped_fn._random.words import keys_of
+from scoped_fn._torch.levels import innermost_level, mapped_size
 from scoped_fn._torch.wrapped import is_at
 from scoped_fn._transforms import StatefulFn
 from scoped_fn.state import CompilerState
@@ -30,7 +34,7 @@ def vmap(
         fn: `(state, *args) -> (state, out)`.
         in_dims: Which dimension of each argument, as in `torch.vmap`; the state is not counted.
         out_dims: Where the dimension goes in the output, as in `torch.vmap`.
-        randomness: "error", "same" or "different".
+        randomness: What random numbers are for the indices: "same", "different", or "error", which refuses them.
         chunk_size: How many indices to run at once; None for all.
         state_dim: None for one state that all share, and that comes out once, with the maxima of the FP8 amaxes of all
             indices. 0 for one state for each index, stacked: the members of an ensemble of models with buffers.
@@ -62,7 +66,19 @@ def vmap(
             after.append(_shared(without_staged(state, state_after)))
             return staged, out
 
-        staged, out = torch.vmap(one, dims, (0, out_dims), **options)(*args)
+        def with_own_key(row: torch.Tensor, *args: Any) -> Any:  # torch counts the indices of each chunk from 0
+            own = replace(state, key=row_key(words, row).view(torch.uint32))
+            state_after, out = fn(own, *args, **kwargs)
+            following = state.key if state_after.key is own.key else keys_of(words, 1)[0].view(torch.uint32)
+            state_after = replace(state_after, key=following)
+            after.append(_shared(without_staged(state, state_after)))
+            return staged_since(state, state_after), out
+
+        if randomness == "different" and chunk_size is not None:
+            words, rows = words_of_state(state), torch.arange(mapped_size(args, dims), dtype=torch.int32)
+            staged, out = torch.vmap(with_own_key, (0, *dims), (0, out_dims), **options)(rows, *args)
+        else:
+            staged, out = torch.vmap(one, dims, (0, out_dims), **options)(*args)
         return with_staged(after[-1], staged), out
 
     return mapped

@@ -41,7 +41,7 @@ def compile(
     schedule: Schedule | None = None,
     step: int = 0,
     capture: str = "dynamo",
-    rng: str | None = None,
+    rng: str = "key",
     name: str | None = None,
     owner: int | None = None,
     on_stale: str = "recompile",
@@ -64,8 +64,9 @@ def compile(
         schedule: Passes by step, for `advance`. The entry that is due at `step` is in force, or `passes` if none is.
         step: Where the schedule begins, for a run that is resumed.
         capture: "dynamo", or "trace" for Python code that Dynamo refuses.
-        rng: None refuses random ops; "torch" lets them draw from torch's generators, as eager does. That is impure:
-            the result depends on the generator, not on the state.
+        rng: "key": random operations draw from the state's key, and calls return the state with the next one;
+            docs/random.md says how. "torch" lets them draw from torch's generators, as eager does. That is impure: the
+            result depends on the generator, not on the state.
         name: What messages call the owner; by default the class or function's name.
         owner: A token from `acquire`, for overrides before the first compile; by default a new one.
         on_stale: What a call does whose state has another value of a constant that its code read: "recompile", or

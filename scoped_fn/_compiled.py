@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,19 +145,25 @@ class CompiledFn:
         tensors = call.tensors
         if any(map(is_fake, tensors)):
             return inlined(self, state, args, kwargs)
-        if self.is_transformed(tensors):
+        if self.is_transformed(call):
+            tensors = call.tensors
             tracked, fake = tracked_and_fake(tensors)
             if fake:
                 return inlined(self, state, args, kwargs)
             return self._run(_specialize.transforming_variant(self.origin, call, tracked), call)
-        with at_level(None) if transforms_active() else nullcontext():
+        if not transforms_active():
+            return self._run(self._plain_variant(call), call)
+        call.below_vmap = in_vmap()
+        with at_level(None):
             return self._run(self._plain_variant(call), call)
 
-    def is_transformed(self, tensors: list[torch.Tensor]) -> bool:
-        """Returns whether a transform acts on a call with these tensors, or records it."""
+    def is_transformed(self, call: Call) -> bool:
+        """Returns whether a transform acts on a call, or may, or records it."""
         if not in_transform():
             return tracing_proxies() is not None
-        return is_transformed(tensors) or (self.captured.rng == "torch" and in_vmap())
+        if is_transformed(call.tensors) or not in_vmap():
+            return is_transformed(call.tensors)
+        return self.captured.rng == "torch" or not self._memo.knows(call.structure)  # it draws, or nobody knows
 
     def _plain_variant(self, call: Call) -> Variant:
         kind = "training" if torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors) else "inference"
@@ -199,6 +205,8 @@ class CompiledFn:
             _specialize.check_held(source, held)
             raise
         call = Call(self.owner, state, state, tensors, structure)
+        if self._memo.keyed and self._memo.keyed_structure(structure) is not None:
+            call.take_key(self._memo)
         if state.autocast:
             in_scope(self._memo, call, params)
         return call

@@ -64,6 +64,16 @@ def attention(
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    return attention_with(
+        lambda weights: weights, query, key, value, attn_mask, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def attention_with(
+    drop: Callable[[torch.Tensor], torch.Tensor], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: Optional = None, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Returns attention by its definition; `drop` acts on the weights after the softmax."""
     query, key, value = (_as_autocast_does(tensor) for tensor in (query, key, value))
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
@@ -75,10 +85,10 @@ def attention(
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     if attn_mask is None:
-        return (torch.softmax(scores, -1) @ _wide(value)).to(query.dtype)
+        return (drop(torch.softmax(scores, -1)) @ _wide(value)).to(query.dtype)
     nothing = (scores == -math.inf).all(-1, keepdim=True)  # the softmax of such a row is NaN, and so is its derivative
     weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
-    return (weights @ _wide(value)).to(query.dtype)
+    return (drop(weights) @ _wide(value)).to(query.dtype)
 
 
 def layer_norm(

@@ -46,7 +46,7 @@ class Engine(nn.Module):
         skip: Names of layers that stay in high precision.
         backend: As in `compile`.
         state: A state to begin with; a new one by default.
-        rng: As in `compile`: "torch" for models with dropout.
+        rng: As in `compile`: "key" or "torch".
         passes: As in `compile`.
         schedule: As in `compile`: passes by step, for `engine.advance(step)`.
 
@@ -75,7 +75,7 @@ class Engine(nn.Module):
         skip: Sequence[str] = (),
         backend: Backend = "inductor",
         state: CompilerState | None = None,
-        rng: str | None = None,
+        rng: str = "key",
         passes: AnyPasses = Passes(),
         schedule: Schedule | None = None,
     ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scoped_fn._errors import SpecError
-from scoped_fn._fp8.inline import inlined_fp8
+from scoped_fn._fp8.inline import inlined_graph
 from scoped_fn.state import CompilerState, FrozenDict, OwnershipError, active_scope
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def inlined(
             f"Expected a state that holds {source.name}, owner {fn.owner}, got owners {list(state.owners)}. "
             "Pass the state that compile returned, or a later one."
         )
+    by_graph = active_scope(state) is not None or len(fn._memo.inlines) > 0
     if not source.is_module:
-        return (
-            inlined_fp8(fn, state, [], args, kwargs) if active_scope(state) else (state, source.call(*args, **kwargs))
-        )
+        found = inlined_graph(fn, state, [], args, kwargs) if by_graph else None
+        return (state, source.call(*args, **kwargs)) if found is None else found
     params: Mapping[str, torch.Tensor] = args[0]
     held = {source.aliases.get(name, name): tensor for name, tensor in params.items()}
     wrong = [name for name in {**source.params, **held} if name not in source.params or name not in held]
@@ -49,8 +49,10 @@ def inlined(
             f"Expected params of {source.name} named {', '.join(source.params)}, got {wrong[0]!r} missing or unknown. "
             "Pass fn.params, or your own dict with the same names."
         )
-    if active_scope(state):
-        return inlined_fp8(fn, state, [held[name] for name in source.params], args[1:], kwargs)
+    if by_graph:
+        found = inlined_graph(fn, state, [held[name] for name in source.params], args[1:], kwargs)
+        if found is not None:
+            return found
     for name in source.buffers:
         held[name] = state.buffers[fn.owner][name].clone()
     out = torch.func.functional_call(source.call, held, args[1:], kwargs)  # type: ignore[arg-type]

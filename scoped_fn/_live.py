@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,8 +13,12 @@ import torch
 from scoped_fn._ambient import Ambient
 from scoped_fn._elementary import Elementary
 from scoped_fn._frozen_module import replace_tensors
+from scoped_fn._random.graph import KEY
+from scoped_fn._random.rules import KeyedMode
+from scoped_fn._random.words import keys_of
 from scoped_fn._source import Source, buffer_places
 from scoped_fn._structure import Structure, flatten, unflatten
+from scoped_fn.kernels import fold_keys
 
 
 def copy_with(
@@ -49,9 +54,9 @@ class Live:
 
     Attributes:
         source: The model.
-        structure: Structure of the inputs.
+        structure: Structure of the inputs. If a key follows them, random operations draw from it.
         num_constants: How many constants lie between buffers and inputs; the code finds its own.
-        changed: Names of the buffers that come back, in order.
+        changed: Names of the buffers that come back, in order; the next key may follow them.
         ambient: The torch settings that the model was captured under.
     """
 
@@ -66,8 +71,18 @@ class Live:
         params, held = len(self.source.params), len(self.source.params) + len(self.source.buffers)
         buffers = [buffer.clone() for buffer in tensors[params:held]]
         inputs = tensors[held + self.num_constants :]
+        words = inputs[self.structure.num_tensors] if self.structure.keyed else None
         call, model = copy_with(self.source, self.structure, [*tensors[:params], *buffers, *inputs])
-        with self.ambient.restored(), Elementary():
+        with self.ambient.restored(), Elementary(), _draws_from(words):
             results = flatten(call(), "outputs")[0]
         after = buffers_after(self.source, model) if model is not None else {}
+        if words is not None:
+            after[KEY] = keys_of(words, 1)[0]
         return [*results, *(after[name] for name in self.changed)]
+
+
+def _draws_from(words: torch.Tensor | None) -> AbstractContextManager[Any]:
+    """Lets the i-th random operation draw from key i + 1 of those that the graph splits off."""
+    if words is None:
+        return nullcontext()
+    return KeyedMode(lambda i: fold_keys(words, torch.full((1,), i + 1, dtype=torch.int32, device=words.device))[0])

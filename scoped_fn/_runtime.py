@@ -130,6 +130,7 @@ class Memo:
         self.structures: dict[int, Structure] = {}
         self.inlines: tuple[Any, ...] = ()
         self.fp8_kinds: tuple[Fp8Kind, ...] = ()
+        self.keyed: tuple[tuple[Structure, Structure], ...] = ()
         self.keys: tuple[tuple[Any, Any, Any], ...] = ()
         self.captures = self.compiled_graphs = self.compiled_calls = self.eager_calls = 0
 
@@ -170,6 +171,26 @@ class Memo:
                     if not any(found is known for known in self.variants):
                         self.variants = (*self.variants, found)
         return found
+
+    def keyed_structure(self, structure: Structure) -> Structure | None:
+        """Returns the structure of calls that take a key besides these inputs; None if none is known to."""
+        for plain, keyed in self.keyed:
+            if plain is structure or plain == structure:
+                return keyed
+        return None
+
+    def learn_key(self, structure: Structure) -> Structure:
+        """Remembers that calls with this structure take a key; returns it with one."""
+        plain = replace(structure, scope=None, keyed=False)
+        found = self.keyed_structure(plain)
+        if found is None:
+            found = replace(plain, keyed=True)
+            self.keyed = (*self.keyed, (plain, found))
+        return found
+
+    def knows(self, structure: Structure) -> bool:
+        """Returns whether there is code for calls with this structure."""
+        return any(variant.structure == structure for variant in self.variants)
 
     def scope_key(self, scope: Any, weights: Any) -> Any:
         """Returns the key of a scope, without columns."""

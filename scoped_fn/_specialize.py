@@ -83,6 +83,20 @@ def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) 
     found = memo.find(kind, call)
     if found is not None:
         return found
+    try:
+        return _transforming_variant(origin, call, tracked)
+    except TakesKeyError:
+        call.take_key(memo)  # at the caller's levels
+        at = len(call.tensors) - 1 - (call.scope.extras if call.scope else 0)
+        return transforming_variant(origin, call, (*tracked[:at], False, *tracked[at:]))
+
+
+class TakesKeyError(Exception):
+    """A new kind of call turns out to draw random numbers."""
+
+
+def _transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) -> Variant:
+    memo, kind = origin.memo, ("transform", tracked)
     specs = [laid_out(tensor) for tensor in call.tensors]
     ambient = ambient_settings("training")
 
@@ -97,6 +111,9 @@ def transforming_variant(origin: Origin, call: Call, tracked: tuple[bool, ...]) 
                 return transform_variant(tracked, variant.root())
         with torch.inference_mode(False), torch.enable_grad():
             captured, plan = recapture(origin, stand_in, list(tracked))
+            if captured.keyed and not call.structure.keyed:
+                memo.learn_key(call.structure)
+                raise TakesKeyError
             before, sites = call.structure, call.fit(memo, captured)
             if call.structure is not before:  # it takes scales that were not known of
                 return transforming_variant(origin, call, (*tracked, False, False)[: len(call.tensors)])
@@ -154,10 +171,10 @@ def capture_again(origin: Origin, call: Call, wanted: list[bool]) -> tuple[Captu
         )
     plan = plan.seen_from(call.state, first.owner)
     seen = as_called(source, tensors[:num_held], wanted[:num_held])
-    plain = replace(structure, scope=None)
+    plain, device = replace(structure, scope=None), call.state.key.device
     try:
         with patched(overrides_of(call.state, first.owner)):
-            captured = capture_call(first.owner, seen, plain, inputs, mode=plan.capture, rng=first.rng)
+            captured = capture_call(first.owner, seen, plain, inputs, mode=plan.capture, rng=first.rng, device=device)
     except (MutationError, RandomOpError):
         raise
     except CaptureError as error:

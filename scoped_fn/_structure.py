@@ -45,16 +45,18 @@ class Structure:
         spec: The containers.
         leaves: For each leaf: None for a tensor, a `Static`, or (dataclass, structure of its fields).
         scope: What else distinguishes calls: the autocast scope, if one is on.
+        keyed: Whether a key follows the tensors, because the function draws random numbers.
     """
 
     spec: Any
     leaves: tuple[Any, ...]
     scope: Any = None
+    keyed: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # torch warns when the spec of a leaf is unpickled or copied (2.13), so containers travel in its place.
         containers = pytree.tree_unflatten(range(len(self.leaves)), self.spec)
-        return _from_containers, (containers, self.leaves, self.scope)
+        return _from_containers, (containers, self.leaves, self.scope, self.keyed)
 
     @property
     def num_tensors(self) -> int:
@@ -63,8 +65,8 @@ class Structure:
         return sum(leaf is None for leaf in self.leaves) + sum(inner)
 
 
-def _from_containers(containers: Any, leaves: tuple[Any, ...], scope: Any) -> Structure:
-    return Structure(pytree.tree_structure(containers), leaves, scope)
+def _from_containers(containers: Any, leaves: tuple[Any, ...], scope: Any, keyed: bool = False) -> Structure:
+    return Structure(pytree.tree_structure(containers), leaves, scope, keyed)
 
 
 def flatten(tree: Any, what: str, is_tensor: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:

@@ -69,10 +69,13 @@ def training_variant(training: Training, memo: Memo, root: Callable[[], Root]) -
 
 
 def keep_for_traces(captured: Captured, memo: Memo, *, exact: bool = True) -> None:
-    """Remembers a graph in FP8, and the columns of scales that it takes; `exact` if it computes what a call does."""
+    """Remembers that a graph takes a key or scales, and itself; `exact` if it computes what a call does."""
+    if captured.keyed:
+        memo.learn_key(captured.in_structure)
+    if captured.keyed or captured.fp8 is not None:
+        memo.inlines = (*memo.inlines, Inline(captured, exact=exact))
     if captured.fp8 is not None:
         key, plain = captured.in_structure.scope, replace(captured.in_structure, scope=None)
-        memo.inlines = (*memo.inlines, Inline(captured, exact=exact))
         if not set(key.columns) <= set(memo.fp8_kind(plain, key._replace(columns=())).columns):
             memo.learn(plain, key._replace(columns=()), key.columns, captured.fp8.request)
 

@@ -49,7 +49,7 @@ class WholeStep:
         if torch.compiler.is_dynamo_compiling():
             return self.generic(state, *args, **kwargs)
         call = fn.bind(state, args, kwargs)
-        if fn.is_transformed(call.tensors):
+        if fn.is_transformed(call):
             return self.generic(state, *args, **kwargs)
         kind = ("value_and_grad", self.argnums, self.has_aux)
         variant = fn._memo.find_or_make(kind, call, lambda: self._make(kind, args, call))

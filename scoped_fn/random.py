@@ -1,8 +1,8 @@
 """Random numbers as pure functions of a key, the same as those of `jax.random`.
 
-A key is a uint32 tensor of shape [2], as `jax.random.key_data` gives it; the generator is threefry2x32 in JAX's default,
-partitionable form. On a CPU the numbers equal JAX's bit for bit in float32; in float64, logarithms and the inverse error
-function are torch's own and differ in the last digits.
+A key is a uint32 tensor of shape [2], as `jax.random.key_data` gives it; the generator is threefry2x32 in JAX's
+default, partitionable form. On a CPU the numbers equal JAX's bit for bit in float32; in float64, logarithms and the
+inverse error function are torch's own and differ in the last digits.
 
 All functions work under `torch.func` and in compiled functions; for many keys use `torch.func.vmap`.
 """
@@ -25,6 +25,7 @@ from scoped_fn.kernels import fold_keys
 from scoped_fn.state import CompilerState, init_state
 
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+ONE = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80, torch.float32: 0x3F800000, torch.float64: 0x3FF << 52}  # 1.0
 SIGNED_OF_WIDTH = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
@@ -133,17 +134,15 @@ def uniform(
     drawn = width if mantissa >= 8 else 8
     container = SIGNED_OF_WIDTH[width]
     fraction = (bits_of(words_of(key), shape, drawn) >> (drawn - mantissa)) & ((1 << mantissa) - 1)
-    one = torch.ones((), dtype=dtype).view(container).item()
-    unit = (fraction | int(one)).to(container).view(dtype) - 1
-    if minval == 0.0 and maxval == 1.0:
-        return unit
-    low, high = (torch.tensor(value, dtype=dtype) for value in (minval, maxval))
-    return _ranged(unit, low.item(), (high - low).item())
+    unit = (fraction | ONE[dtype]).to(container).view(dtype) - 1
+    return unit if minval == 0.0 and maxval == 1.0 else _ranged(unit, minval, maxval)
 
 
-def _ranged(unit: Tensor, low: float, span: float) -> Tensor:
+def _ranged(unit: Tensor, minval: float, maxval: float) -> Tensor:
+    low, high = (torch.full((), value, dtype=unit.dtype, device=unit.device) for value in (minval, maxval))
+    span = high - low
     made = floats.fused(unit, span, low) if unit.dtype == torch.float32 else unit * span + low
-    return made.clamp_min(low)
+    return torch.maximum(made, low)
 
 
 def normal(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype | None = None) -> Tensor:
@@ -162,7 +161,7 @@ def normal(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype | None = N
     drawn = uniform(key, shape, dtype, least, 1.0)
     narrow = dtype in (torch.float16, torch.bfloat16)
     found = floats.erf_inv(drawn.float()).to(dtype) if narrow else floats.erf_inv(drawn)
-    return found * torch.tensor(2**0.5, dtype=dtype).item()
+    return found * torch.full((), 2**0.5, dtype=dtype, device=found.device)
 
 
 def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None = None) -> Tensor:
@@ -177,11 +176,9 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None 
         A bool tensor.
     """
     if not isinstance(p, Tensor):
-        if math.isnan(p):
-            return torch.zeros(tuple(shape or ()), dtype=torch.bool, device=key.device)
         fraction = (bits_of(words_of(key), shape or (), 32) >> 9) & 0x7FFFFF
-        bound = math.ceil(torch.tensor(p, dtype=torch.float32).double().clamp(0, 1).item() * 2**23)
-        return fraction < bound  # what `uniform(...) < p` says, without floats
+        chance = 0.0 if math.isnan(p) else min(max(floats.single(p), 0.0), 1.0)
+        return fraction < math.ceil(chance * 2**23)  # what `uniform(...) < p` says, without floats
     return uniform(key, p.shape if shape is None else shape, p.dtype) < p
 
 
@@ -251,7 +248,7 @@ def geometric(
         shape: Shape of the result; that of `p` if None.
         dtype: An integer or floating point dtype of the result.
     """
-    chance = p if isinstance(p, Tensor) else torch.tensor(p, device=key.device)
+    chance = p if isinstance(p, Tensor) else torch.full((), p, dtype=torch.get_default_dtype(), device=key.device)
     drawn = uniform(key, chance.shape if shape is None else shape, chance.dtype)
     drawn = torch.where(drawn == 0, 1.0, drawn)
     return ((floats.log(drawn) / floats.log1p(-chance)).floor() + 1).to(dtype)

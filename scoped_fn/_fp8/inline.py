@@ -1,4 +1,4 @@
-"""A compiled function in FP8 inside a function that is being traced: its graph becomes part of that trace."""
+"""A compiled function in FP8, or one that draws, inside a function that is traced: its graph becomes part of that."""
 
 from __future__ import annotations
 
@@ -24,33 +24,37 @@ if TYPE_CHECKING:
 
 
 class Inline:
-    """A captured graph in FP8, for traces to run through.
+    """A captured graph that is in FP8 or takes a key, for traces to run through.
 
     Attributes:
         captured: The graph.
         gm: It, without checkpoint regions and ready for every transform; None if it does not compute what a call does.
         inputs: Shape, dtype and device of the inputs.
-        key: The `ScopeKey` that it is for, without columns.
+        key: The `ScopeKey` that it is for, without columns; None outside autocast.
         columns: The columns of scales that it takes.
         records: Whether it gives amaxes.
     """
 
     def __init__(self, captured: Captured, *, exact: bool) -> None:
-        scope = captured.in_structure.scope
-        inputs = captured.specs[captured.num_held : len(captured.specs) - scope.extras]
+        structure = captured.in_structure
+        scope = structure.scope
+        inputs = captured.specs[captured.num_held :][: structure.num_tensors]
         self.captured = captured
-        self.gm = transformable(captured.graph.gm) if exact and not scope.weights else None
+        self.gm = transformable(captured.graph.gm) if exact and not (scope and scope.weights) else None
         self.inputs = tuple((spec.shape, spec.dtype, spec.device) for spec in inputs)
-        self.key, self.columns = scope._replace(columns=(), weights=()), scope.columns
+        self.key = scope._replace(columns=(), weights=()) if scope else None
+        self.columns = scope.columns if scope else ()
         self.records = AMAX in captured.new_buffers
         self.spec, self.others = _plain_leaves(captured.in_structure)
 
     def fits(self, leaves: Sequence[Any], spec: Any) -> bool:
         """Returns whether it is for inputs like these; by plain comparisons, which Dynamo can read."""
-        if self.others is None or len(leaves) != len(self.others) or spec != self.spec:
-            return False
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if tuple((x.shape, x.dtype, x.device) for x in inputs) != self.inputs:
+        return tuple((x.shape, x.dtype, x.device) for x in inputs) == self.inputs and self.is_alike(leaves, spec)
+
+    def is_alike(self, leaves: Sequence[Any], spec: Any) -> bool:
+        """Returns whether it is for inputs of this structure."""
+        if self.others is None or len(leaves) != len(self.others) or spec != self.spec:
             return False
         return all(
             (other is None) == isinstance(leaf, torch.Tensor)
@@ -69,14 +73,16 @@ def _plain_leaves(structure: Structure) -> tuple[Any, tuple[Any, ...] | None]:
     return structure.spec, tuple(None if leaf is None else (leaf.value,) for leaf in structure.leaves)
 
 
-def inlined_fp8(
+def inlined_graph(
     fn: CompiledFn, state: CompilerState, params: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[CompilerState, Any]:
+) -> tuple[CompilerState, Any] | None:
     """Returns what a call returns, by running its graph; Dynamo reads this code too.
+
+    None if such calls are not in FP8 and do not draw.
 
     Args:
         fn: The function.
-        state: Its innermost scope is on.
+        state: The state.
         params: Parameters.
         args: The inputs.
         kwargs: Those by name.
@@ -84,7 +90,8 @@ def inlined_fp8(
     Raises:
         SpecError: The function was not compiled for such a call before; in here it cannot be.
     """
-    key = scope_key(active_scope(state), ())  # type: ignore[arg-type]
+    scope = active_scope(state)
+    key = scope_key(scope, ()) if scope else None
     leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in sorted(kwargs)}))
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     found = [
@@ -92,17 +99,21 @@ def inlined_fp8(
         for inline in fn._memo.inlines
         if inline.gm is not None and inline.key == key and inline.fits(leaves, spec)
     ]
+    if not found and scope is None and not any(i.captured.keyed and i.is_alike(leaves, spec) for i in fn._memo.inlines):
+        return None
     if not found:
         raise SpecError(
-            f"Expected {fn.name} to have been compiled under this autocast scope for inputs like these before another "
-            "function that is traced calls it, got a new kind of call. Call it once outside."
+            f"Expected {fn.name} to have been compiled{' under this autocast scope' if scope else ''} for inputs like "
+            "these before another function that is traced calls it, got a new kind of call. Call it once outside."
         )
     follows = any(t.requires_grad for t in [*params, *inputs]) or any_transform_active()
-    wants = key.scope.calibrating or (torch.is_grad_enabled() and follows)
+    wants = key is not None and (key.scope.calibrating or (torch.is_grad_enabled() and follows))
     chosen = next((inline for inline in found if inline.records == wants), found[0])
     captured, columns = chosen.captured, chosen.columns
-    ready = with_columns(state, fn.owner, columns, captured.fp8.request)
+    ready = with_columns(state, fn.owner, columns, captured.fp8.request) if columns else state
     extras = selected(ready.fp8[fn.owner], columns) if columns else []
+    if captured.keyed:
+        extras = [state.key.view(torch.int32), *extras]
     own = {name: state.buffers[fn.owner][name].clone() for name in captured.source.buffers}  # it may change them
     results = chosen.gm(*params, *own.values(), *captured.constants, *inputs, *extras)
     outs, new = list(results[: captured.num_outputs]), results[captured.num_outputs :]

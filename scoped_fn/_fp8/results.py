@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from scoped_fn._fp8.plan import AMAX, SINK, Column
+from scoped_fn._random.graph import KEY
 from scoped_fn.state import CompilerState, Fp8State, FrozenDict, active_scope
 from scoped_fn.state.fp8_state import needed_fp8, stage_amax, with_sinks
 
@@ -45,7 +46,7 @@ def with_results(
     *,
     records: bool = True,
 ) -> CompilerState:
-    """Returns the state with the buffers, amaxes and sinks that came back under these names.
+    """Returns the state with the key, buffers, amaxes and sinks that came back under these names.
 
     Args:
         state: The state of the call.
@@ -56,6 +57,8 @@ def with_results(
         records: Whether amaxes and sinks count.
     """
     new = dict(zip(names, results, strict=False))
+    if KEY in new:
+        state = replace(state, key=new.pop(KEY).view(torch.uint32))
     amax, sinks = new.pop(AMAX, None), new.pop(SINK, None)
     if new:
         buffers = FrozenDict({**state.buffers[owner], **new})

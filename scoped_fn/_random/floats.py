@@ -5,6 +5,7 @@ XLA uses fused multiply-adds, which are imitated here in float64: a product of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -40,15 +41,21 @@ FAR: Final = (
 )  # fmt: skip
 
 
+def single(value: float) -> float:
+    """Returns the float32 number nearest to one."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    exponent = max(math.frexp(value)[1], -125)
+    return math.ldexp(round(math.ldexp(value, 24 - exponent)), exponent - 24)
+
+
 def fused(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
-    """Returns `a * b + c` of float32 tensors, rounded once."""
+    """Returns `a * b + c` of float32 tensors and numbers, rounded once."""
     return (a.double() * _double(b) + _double(c)).float()
 
 
 def _double(value: Tensor | float) -> Tensor | float:
-    if isinstance(value, Tensor):
-        return value.double()
-    return torch.tensor(value, dtype=torch.float32).item()
+    return value.double() if isinstance(value, Tensor) else single(value)
 
 
 def log(x: Tensor) -> Tensor:

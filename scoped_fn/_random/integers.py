@@ -37,8 +37,8 @@ def integers(words: Tensor, shape: Sequence[int], low: int, high: int, dtype: to
 
 def _factor(width: int, span: int) -> int:
     """Returns 2**width modulo the span, as far as products of that width tell."""
-    half = 2 ** (width // 2) % span
-    return half * half % 2**width % span
+    half = (1 << width // 2) % span
+    return half * half % (1 << width) % span
 
 
 def _wrapped(values: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ transform acts on is wrapped by its level; level 0 is plain torch.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -40,6 +41,7 @@ from torch._C._functorch import (
     pop_dynamic_layer_stack_and_undo_to_depth,
     push_dynamic_layer_stack,
 )
+from torch._functorch.vmap import _chunked_vmap, _process_batched_inputs
 from torch.autograd import forward_ad
 
 GRAD, JVP, VMAP = TransformType.Grad, TransformType.Jvp, TransformType.Vmap
@@ -111,6 +113,20 @@ class Lowered:
 def levels() -> list[Level]:
     """Returns all levels, from the lowest."""
     return [Level(raw) for raw in get_interpreter_stack() or ()]
+
+
+def mapped_size(args: tuple[Any, ...], dims: tuple[Any, ...]) -> int:
+    """Returns how many indices `torch.vmap` has with these arguments and `in_dims`."""
+    size: int = _process_batched_inputs(dims, args, lambda *_: None)[0]
+    return size
+
+
+def in_chunks() -> bool:
+    """Returns whether `torch.vmap` runs with a `chunk_size` somewhere below the caller."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _chunked_vmap.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def innermost_level() -> Level | None:

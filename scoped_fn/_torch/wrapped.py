@@ -60,6 +60,15 @@ def highest_level(tensors: Sequence[torch.Tensor], *, every_vmap: bool = False) 
     return None
 
 
+def level_numbers(tensor: torch.Tensor) -> set[int]:
+    """Returns the numbers of all levels that wrap a tensor, at any depth."""
+    numbers: set[int] = set()
+    while is_functorch_wrapped_tensor(tensor):
+        numbers.add(maybe_get_level(tensor))
+        tensor = get_unwrapped(tensor)
+    return numbers
+
+
 def kinds_of_levels(tensors: Sequence[torch.Tensor]) -> set[Any]:
     """Returns the kinds of all levels that wrap the tensors, at any depth; dual numbers count as `JVP`."""
     numbers: set[int] = set()

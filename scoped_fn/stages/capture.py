@@ -24,6 +24,7 @@ from scoped_fn.stages.capture_dynamo import capture_dynamo
 from scoped_fn.stages.capture_trace import capture_trace
 from scoped_fn.stages.captured import CallTensors, Captured, Pieces, normalize
 from scoped_fn.stages.live_code import needs_code
+from scoped_fn.stages.random_keys import draw_from_keys
 from scoped_fn.state import CompilerState, acquire, set_buffers
 from scoped_fn.state.owners import check_owner, settle, token_of
 
@@ -39,7 +40,7 @@ def capture(
     *,
     name: str | None = None,
     mode: str = "dynamo",
-    rng: str | None = None,
+    rng: str = "key",
     owner: int | None = None,
 ) -> tuple[CompilerState, Captured]:
     """Returns the model as a graph, and the state with a new owner that holds copies of the model's buffers.
@@ -51,7 +52,7 @@ def capture(
         kwargs: Example keyword arguments.
         name: What to call the owner; by default the class or function's name.
         mode: "dynamo", or "trace" for Python code that Dynamo refuses.
-        rng: None refuses random ops; "torch" lets them draw from torch's generators.
+        rng: "key": random operations draw from the state's key; "torch": from torch's generators.
         owner: A token that no function was captured for, whose overrides are in effect; a new one by default.
 
     Raises:
@@ -60,7 +61,7 @@ def capture(
         SpecError: The inputs are no tuple, or hold objects that are neither tensors nor plain data.
     """
     check_option("capture", mode, tuple(name for name, _ in MODES))
-    check_option("rng", rng, (None, "torch"))
+    check_option("rng", rng, ("key", "torch"))
     check_type("inputs as", inputs, tuple, "Write (x,) for one argument.")
     check_type("kwargs as", kwargs if kwargs is not None else {}, dict, "Pass keyword arguments by name.")
     check_type("name as", name if name is not None else "", str, "Pass a text, or nothing.")
@@ -69,16 +70,23 @@ def capture(
     tensors, structure = flatten((inputs, dict(sorted((kwargs or {}).items()))), "inputs")
     after = settle(acquire(state, source.name)[0] if owner is None else state, token)
     with patched(known_overrides(after, token)):
-        captured = capture_call(token, source, structure, tensors, mode=mode, rng=rng)
+        captured = capture_call(token, source, structure, tensors, mode=mode, rng=rng, device=state.key.device)
     if source.buffers:
         after = set_buffers(after, token, {key: held.detach().clone() for key, held in source.buffers.items()})
     return after, captured
 
 
 def capture_call(
-    owner: int, source: Source, structure: Structure, tensors: list[torch.Tensor], *, mode: str, rng: str | None
+    owner: int,
+    source: Source,
+    structure: Structure,
+    tensors: list[torch.Tensor],
+    *,
+    mode: str,
+    rng: str,
+    device: torch.device,
 ) -> Captured:
-    """Returns the graph of one call. Reads the source's tensors, changes nothing."""
+    """Returns the graph of one call, with a key on the device if it draws. Reads the source's tensors."""
     _check_arguments(source, structure, tensors)
     names = input_names(source, structure, tensors)
     specs = [spec_of(plain(tensor), name) for tensor, name in zip(tensors, names, strict=True)]
@@ -106,7 +114,8 @@ def capture_call(
         grad_mode=torch.is_grad_enabled(),
         ambient=ambient_settings("training"),
     )
-    return replace(captured, needs_code=needs_code(captured))
+    captured = replace(captured, needs_code=needs_code(captured))
+    return draw_from_keys(captured, device) if rng == "key" else captured
 
 
 def input_names(source: Source, structure: Structure, tensors: list[torch.Tensor]) -> list[str]:

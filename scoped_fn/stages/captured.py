@@ -42,7 +42,7 @@ class Captured:
         out_structure: Structure of the result.
         num_outputs: How many outputs are the model's own.
         new_buffers: Names of the buffers that follow them.
-        rng: None, or "torch" if random ops draw from torch's generators.
+        rng: "key" if random operations draw from the state's key, which then is the last input, or "torch".
         grad_mode: Whether grad mode was on; the graph is valid in that mode.
         ambient: The other torch settings that it was captured under.
         needs_code: Whether it is lowered from the model's own code, because the graph does not say everything.
@@ -60,7 +60,7 @@ class Captured:
     out_structure: Structure
     num_outputs: int
     new_buffers: tuple[str, ...]
-    rng: str | None
+    rng: str
     grad_mode: bool
     ambient: Ambient
     needs_code: bool = False
@@ -69,6 +69,11 @@ class Captured:
 
     def __str__(self) -> str:
         return str(self.graph)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it takes a key."""
+        return self.in_structure.keyed
 
     @property
     def num_held(self) -> int:

@@ -96,12 +96,13 @@ def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
-    """Raises `RandomOpError` if a graph draws random numbers."""
+    """Raises `RandomOpError` if a graph draws random numbers by itself, not from a key."""
     for node in gm.graph.nodes:
         if draws(node):
             raise RandomOpError(
-                f"Expected {name} to draw no random numbers, got {node.target}{user_line(node)}. Compile with "
-                "rng='torch' to draw from torch's generators, as eager does; for dropout, model.eval() turns it off."
+                f"Expected random operations of {name} that can draw from the state's key, got {node.target}"
+                f"{user_line(node)}. Use one of docs/random.md, pass the numbers as an argument, or compile with "
+                "rng='torch' to draw from torch's generators, as eager does."
             )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from scoped_fn._ambient import ambient_settings
 from scoped_fn._live import Live
+from scoped_fn._random.graph import KEY
 from scoped_fn._replay import uses_forward_mode, uses_transforms
 from scoped_fn._trace import NotDerivableError, probe
 from scoped_fn.stages.captured import Captured
@@ -48,4 +49,5 @@ def _applies_custom_functions(captured: Captured) -> bool:
 def live_code(captured: Captured) -> Live:
     """Returns a model's own code as a function of the placeholders of its graph; every buffer comes back."""
     source, ambient = captured.source, ambient_settings("training")
-    return Live(source, captured.in_structure, len(captured.constants), tuple(source.buffers), ambient)
+    changed = (*source.buffers, *(name for name in captured.new_buffers if name == KEY))
+    return Live(source, captured.in_structure, len(captured.constants), changed, ambient)

@@ -95,7 +95,7 @@ def lower_training(
     Raises:
         SpecError: No parameter or input requires a gradient, or no output depends on one that does.
         MutationError: The model changes an argument in place.
-        RandomOpError: The model draws random numbers and was captured without `rng="torch"`.
+        RandomOpError: The model draws random numbers in a way that cannot draw from a key.
     """
     joint = lower_joint(state, captured, tuple(spec.requires_grad for spec in captured.specs), backend)
     if not joint.tangents:
@@ -172,7 +172,8 @@ def _arrange(
     end = start + exported.num_outputs
     results = values[start:end]
     buffers = {captured.graph.inputs[i]: values[at] for at, i in enumerate(exported.mutated)}
-    buffers |= dict(zip(captured.new_buffers, results[captured.num_outputs :], strict=True))
+    assigned = [name for name in captured.new_buffers if not (captured.needs_code and name in captured.source.buffers)]
+    buffers |= dict(zip(assigned, results[captured.num_outputs :], strict=True))
     kept = [
         (value, of) for value, of in zip(values[end:], exported.grads, strict=True) if of is not None and wanted[of]
     ]

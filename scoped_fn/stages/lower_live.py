@@ -13,6 +13,7 @@ import torch.fx
 from scoped_fn._backends import Backend
 from scoped_fn._errors import CaptureError
 from scoped_fn._graph import output_values
+from scoped_fn._random.graph import KEY
 from scoped_fn._specs import laid_out
 from scoped_fn._torch.aot import ExportedGraph
 from scoped_fn._torch.dynamo import compile_lock
@@ -33,11 +34,12 @@ def export_live(captured: Captured, wanted: tuple[bool, ...], backend: Backend) 
     specs = [replace(spec, requires_grad=False) for spec in captured.specs]
     places = tuple(i for i, wants in enumerate(wanted) if wants)
     buffers = range(params, params + len(source.buffers))
+    drawn = KEY in captured.new_buffers
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         results = live(*tensors)
-        outputs = captured.num_outputs
-        return [*results[outputs:], *results[:outputs]]  # what changes comes first
+        outputs, end = captured.num_outputs, captured.num_outputs + len(buffers)
+        return [*results[outputs:end], *results[:outputs], *results[end:]]  # what changes comes first, a key last
 
     try:
         with compile_lock:
@@ -51,4 +53,4 @@ def export_live(captured: Captured, wanted: tuple[bool, ...], backend: Backend) 
         ) from error
     gm.graph.output_node().meta["desc"] = [None] * len(output_values(gm))
     of = tuple(("buffer", buffers[i]) if i < len(buffers) else i - len(buffers) for i in tangents)
-    return ExportedGraph(gm, of, tuple(buffers), captured.num_outputs, places if tangents else ())
+    return ExportedGraph(gm, of, tuple(buffers), captured.num_outputs + drawn, places if tangents else ())

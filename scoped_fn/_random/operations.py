@@ -1,0 +1,240 @@
+"""What each random operation of torch draws from a key: functions that take its arguments, with the key before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from scoped_fn import random
+from scoped_fn._elementary import attention_with
+
+SELU_ALPHA = 1.7580993408473766  # of self-normalizing networks (Klambauer et al., 2017): scale times alpha
+
+
+def keep(key: Tensor, x: Tensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
+    """Returns which elements stay, with probability 1 - p: bool, of the shape of `x` by default."""
+    return random.bernoulli(key.to(x.device), 1 - p, x.shape if shape is None else shape)
+
+
+def dropped(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    """Returns the kept elements, scaled up, and zeros."""
+    return torch.where(kept, x * (1 / (1 - p) if p < 1 else 0.0), 0.0)
+
+
+def dropout(key: Tensor, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """`torch.nn.functional.dropout`."""
+    return _into(x, dropped(x, keep(key, x, p), p), inplace)
+
+
+def native_dropout(key: Tensor, x: Tensor, p: float, training: bool | None) -> tuple[Tensor, Tensor]:
+    """`torch.native_dropout`: the result, and which elements stay."""
+    kept = keep(key, x, p)
+    return dropped(x, kept, p), kept
+
+
+def feature_dropout(
+    key: Tensor, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, dim: int = 0
+) -> Tensor:
+    """`torch.nn.functional.dropout1d` and its like: whole channels. An input of `dim` dimensions is no batch."""
+    kept = keep(key, x, p, _channels(x, dim))
+    return _into(x, dropped(x, kept, p), inplace)
+
+
+def alpha_dropout(key: Tensor, x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
+    """`torch.nn.functional.alpha_dropout`."""
+    return _into(x, _alpha(x, keep(key, x, p), p), inplace)
+
+
+def feature_alpha_dropout(
+    key: Tensor, x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """`torch.nn.functional.feature_alpha_dropout`."""
+    return _into(x, _alpha(x, keep(key, x, p, _channels(x, 0)), p), inplace)
+
+
+def _channels(x: Tensor, unbatched: int) -> list[int]:
+    leading = 1 if x.dim() == unbatched else 2
+    return [*x.shape[:leading], *[1] * (x.dim() - leading)]
+
+
+def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    if p == 1:
+        return x * 0.0
+    a = ((SELU_ALPHA**2 * p + 1) * (1 - p)) ** -0.5
+    shift = SELU_ALPHA * a * p
+    return torch.where(kept, x * a + shift, shift - SELU_ALPHA * a).to(x.dtype)
+
+
+def scaled_dot_product_attention(
+    key: Tensor, query: Tensor, keys: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.scaled_dot_product_attention`, by its definition."""
+    drop = lambda weights: dropout(key, weights, dropout_p)  # noqa: E731
+    return attention_with(drop, query, keys, value, attn_mask, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def rrelu(
+    key: Tensor, x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    inplace: bool = False,
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.rrelu`."""
+    slopes = random.uniform(key.to(x.device), x.shape, x.dtype, lower, upper)
+    return _into(x, torch.where(x <= 0, x * slopes, x), inplace)
+
+
+def bernoulli(key: Tensor, x: Tensor, p: float | Tensor | None = None) -> Tensor:
+    """`torch.bernoulli`: the probabilities are the input, unless there is a `p`."""
+    key = key.to(x.device)
+    return random.bernoulli(key, x if p is None else p, x.shape).to(x.dtype)
+
+
+def multinomial(key: Tensor, x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    """`torch.multinomial`: classes by their weights (C) or (B, C); int64 (num_samples) or (B, num_samples)."""
+    shape = (num_samples, *x.shape[:-1])
+    drawn = random.categorical(key.to(x.device), x.log(), -1, shape, replacement)
+    return drawn.movedim(0, -1)
+
+
+def normal(key: Tensor, mean: Any, std: Any = 1.0, size: Sequence[int] | None = None, **like: Any) -> Tensor:
+    """`torch.normal`: the shape of `mean` and `std`, or `size`."""
+    tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
+    if not tensors:
+        return _made(key, lambda k, shape, dtype: random.normal(k, shape, dtype) * std + mean, size or (), like)
+    first: Tensor = sum(tensors[1:], tensors[0])  # for its shape, dtype and device
+    drawn: Tensor = random.normal(key.to(first.device), first.shape, first.dtype) * std + mean
+    return drawn
+
+
+def rand(key: Tensor, *size: Any, **like: Any) -> Tensor:
+    """`torch.rand`."""
+    return _made(key, random.uniform, _size(size, like), like)
+
+
+def randn(key: Tensor, *size: Any, **like: Any) -> Tensor:
+    """`torch.randn`."""
+    return _made(key, random.normal, _size(size, like), like)
+
+
+def randint(key: Tensor, *bounds: Any, **like: Any) -> Tensor:
+    """`torch.randint(low, high, size)`, or without `low`, which is 0."""
+    given = [*bounds, *(like.pop(name) for name in ("low", "high", "size") if name in like)]
+    low, high, size = given if len(given) == 3 else (0, *given)
+    like = {"dtype": torch.int64, **{name: value for name, value in like.items() if value is not None}}
+    return _made(key, lambda k, shape, dtype: _integers(k, shape, low, high, dtype), size, like)
+
+
+def randperm(key: Tensor, n: int, **like: Any) -> Tensor:
+    """`torch.randperm`."""
+    dtype = like.get("dtype") or torch.int64
+    return _made(key, lambda k, shape, _: random.permutation(k, n).to(dtype), (), {**like, "dtype": torch.float32})
+
+
+def rand_like(key: Tensor, x: Tensor, **like: Any) -> Tensor:
+    """`torch.rand_like`."""
+    return rand(key, x.shape, **_like(x, like))
+
+
+def randn_like(key: Tensor, x: Tensor, **like: Any) -> Tensor:
+    """`torch.randn_like`."""
+    return randn(key, x.shape, **_like(x, like))
+
+
+def randint_like(key: Tensor, x: Tensor, *bounds: Any, **like: Any) -> Tensor:
+    """`torch.randint_like(x, low, high)`, or without `low`."""
+    named = {name: like.pop(name) for name in ("low", "high") if name in like}
+    return randint(key, *bounds, **named, size=x.shape, **_like(x, like))
+
+
+def fill(name: str) -> Callable[..., Tensor]:
+    """Returns what a method such as `uniform_` becomes: it writes its draw into the tensor."""
+
+    def draw_into(key: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        kwargs = {"low" if name == "from" else "high" if name == "to" else name: v for name, v in kwargs.items()}
+        return x.copy_(FILLS[name](key.to(x.device), x, *args, **kwargs))
+
+    draw_into.__name__ = name
+    return draw_into
+
+
+def _uniform(key: Tensor, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return random.uniform(key, x.shape, x.dtype, low, high)
+
+
+def _normal(key: Tensor, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return random.normal(key, x.shape, x.dtype) * std + mean
+
+
+def _log_normal(key: Tensor, x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return _normal(key, x, mean, std).exp()
+
+
+def _exponential(key: Tensor, x: Tensor, lambd: float = 1.0) -> Tensor:
+    return random.exponential(key, x.shape, x.dtype) / lambd
+
+
+def _cauchy(key: Tensor, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    return random.cauchy(key, x.shape, x.dtype) * sigma + median
+
+
+def _geometric(key: Tensor, x: Tensor, p: float) -> Tensor:
+    return random.geometric(key, p, x.shape, x.dtype)
+
+
+def _bernoulli(key: Tensor, x: Tensor, p: float | Tensor = 0.5) -> Tensor:
+    return random.bernoulli(key, p, x.shape).to(x.dtype)
+
+
+def _random(key: Tensor, x: Tensor, low: int | None = None, high: int | None = None) -> Tensor:
+    if high is None:  # one number is the bound; none means every number that the dtype has exactly
+        low, high = (0, low) if low is not None else (0, _count(x.dtype))
+    return _integers(key, x.shape, low or 0, int(high), x.dtype)
+
+
+def _count(dtype: torch.dtype) -> int:
+    if dtype.is_floating_point:
+        return int(2 / torch.finfo(dtype).eps) + 1
+    return 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
+
+
+FILLS: Final[Mapping[str, Callable[..., Tensor]]] = MappingProxyType(
+    {
+        "bernoulli_": _bernoulli,
+        "cauchy_": _cauchy,
+        "exponential_": _exponential,
+        "geometric_": _geometric,
+        "log_normal_": _log_normal,
+        "normal_": _normal,
+        "random_": _random,
+        "uniform_": _uniform,
+    }
+)
+
+
+def _integers(key: Tensor, shape: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
+    drawn = torch.int64 if dtype.is_floating_point or dtype == torch.bool else dtype
+    return random.randint(key, shape, low, high, drawn).to(dtype)
+
+
+def _into(x: Tensor, result: Tensor, inplace: bool) -> Tensor:
+    return x.copy_(result) if inplace else result
+
+
+def _size(size: tuple[Any, ...], like: dict[str, Any]) -> Sequence[int]:
+    if "size" in like:
+        return like.pop("size")  # type: ignore[no-any-return]
+    return size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+
+
+def _made(key: Tensor, draw: Callable[..., Tensor], size: Sequence[int], like: dict[str, Any]) -> Tensor:
+    device = torch.empty(0).device if like.get("device") is None else like["device"]
+    return draw(key.to(device), tuple(size), like.get("dtype"))
+
+
+def _like(x: Tensor, like: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in like.items() if value is not None and name in ("dtype", "device")}
+    return {"dtype": x.dtype, "device": x.device, **given}
