@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,8 +26,10 @@ from scoped_fn.kernels import fold_keys
 from scoped_fn.state import CompilerState, init_state
 
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-ONE = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80, torch.float32: 0x3F800000, torch.float64: 0x3FF << 52}  # 1.0
-SIGNED_OF_WIDTH = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+ONE = MappingProxyType(  # the bits of 1.0
+    {torch.float16: 0x3C00, torch.bfloat16: 0x3F80, torch.float32: 0x3F800000, torch.float64: 0x3FF << 52}
+)
+SIGNED_OF_WIDTH = MappingProxyType({8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64})
 
 
 def key(seed: int) -> Tensor:

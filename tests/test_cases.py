@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 import scoped_fn as sf
 from scoped_fn.state import set_buffers
-from tests.cases.casekit import EAGER, Case, NotApplicable, check_eager, check_with, clear_error
+from tests.cases.casekit import EAGER, Case, NotApplicable, check_eager, check_with
 from tests.cases.open_cases import OPEN
 
 # The other areas (fp8, triton, jax) are about features that come later, each with tests of its own.
@@ -38,7 +39,7 @@ WITH_INDUCTOR = [
 class ScopedFn:
     """Drives a case through `compile`, so that gradients and buffers land where eager puts them."""
 
-    def __init__(self, backend: str, rng: str | None = None) -> None:
+    def __init__(self, backend: str, rng: str = "key") -> None:
         self.name = f"scoped_fn[{backend}]"
         self.backend, self.rng = backend, rng
 
@@ -79,20 +80,28 @@ def test_eager_agrees_with_the_case_itself(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_eager_backend(case: Case) -> None:
-    assert check_with(case, ScopedFn("eager", "torch" if case.area == "rng" else None)) == []
+    assert check_with(case, ScopedFn("eager", "torch" if case.area == "rng" else "key")) == []
 
 
 @pytest.mark.parametrize("case", WITH_INDUCTOR, ids=lambda case: case.name)
 def test_inductor(case: Case) -> None:
-    assert check_with(case, ScopedFn("inductor", "torch" if case.area == "rng" else None)) == []
+    assert check_with(case, ScopedFn("inductor", "torch" if case.area == "rng" else "key")) == []
 
 
-def test_a_random_case_without_a_random_source_is_refused_in_words() -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_the_random_case_with_keys_follows_the_key_as_eager_follows_the_seed(backend: str) -> None:
     (case,) = (case for case in OPEN if case.name == "rng_not_baked_in")
-    function, args, kwargs = case.build()
-    with pytest.raises(sf.RandomOpError) as caught:
-        ScopedFn("eager")(function, args, kwargs)
-    clear_error(caught.value, "rng=")
+    function, (x,), _ = case.build()
+    state, fn = sf.compile(sf.init_state(key=3), function, (x,), backend=backend)
+    after, first = fn(state, x)
+    _, second = fn(after, x)
+    seeded = [fn(replace(state, key=sf.random.key(seed)), x)[1] for seed in (11, 11, 12)]
+    assert not torch.equal(first, second)
+    assert torch.equal(seeded[0], seeded[1])
+    assert not torch.equal(seeded[0], seeded[2])
+    for drawn in (first, second, *seeded):
+        assert set(drawn.tolist()) == {0.0, 2.0}
+        assert 90 < (drawn == 0).sum() < 166
 
 
 def test_the_parametrisation_leaves_no_area_out_by_accident() -> None:

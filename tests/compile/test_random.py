@@ -34,9 +34,22 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("capture", ["dynamo", "trace"])
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_random_operation_is_refused_by_default(name: str, capture: str) -> None:
-    with process_unchanged(), pytest.raises(sf.RandomOpError, match=r"Expected .*, got .*rng="):
-        compiled(DRAWS[name], (X,), capture=capture)
+def test_a_random_operation_draws_from_the_key_by_default(name: str, capture: str) -> None:
+    with process_unchanged():
+        state, fn = compiled(DRAWS[name], (X,), capture=capture)
+        after, first = fn(state, X)
+        again, same = fn(state, X)
+        other = fn(after, X)[1]
+    assert_same(first, same)
+    assert sf.tree_equal(after, again)
+    assert not torch.equal(state.key, after.key)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+def test_what_cannot_draw_from_a_key_is_refused(capture: str) -> None:
+    with process_unchanged(), pytest.raises(sf.RandomOpError, match=r"Expected .*, got aten\.poisson.*rng="):
+        compiled(lambda x: torch.poisson(x), (X,), capture=capture)
 
 
 @pytest.mark.parametrize("name", DRAWS)

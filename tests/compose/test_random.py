@@ -15,7 +15,7 @@ from tests.helpers import assert_same, compiled
 
 pytestmark = QUIET
 
-SIDES = pytest.mark.parametrize("side", ["eager", "compiled"])
+SIDES = pytest.mark.parametrize("side", ["eager", "compiled", "keyed"])
 CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 
 
@@ -27,7 +27,7 @@ def subject(side: str) -> Function:
     """The function, or the compiled one as a plain function."""
     if side == "eager":
         return dropped
-    state, fn = compiled(dropped, (numbers(40),), rng="torch")
+    state, fn = compiled(dropped, (numbers(40),), rng="torch" if side == "compiled" else "key")
     return stateless(fn, state)
 
 

@@ -85,9 +85,14 @@ def test_gradients_are_those_of_eager(middle: Callable[[Tensor], Tensor], passes
     assert torch.equal(torch.rand(1), after), "as many numbers were drawn"
 
 
-def test_random_numbers_inside_a_branch_are_refused() -> None:
-    with pytest.raises(sf.RandomOpError, match=r"Expected Net to draw no random numbers, got cond"):
-        sf.compile(sf.init_state(), Net(drop_inside), (torch.randn(8, 6),), backend="eager")
+def test_random_numbers_inside_a_branch_come_from_the_key() -> None:
+    x = torch.randn(8, 6)
+    state, fn = sf.compile(sf.init_state(), Net(drop_inside), (x,), backend="eager")
+    before = torch.get_rng_state()
+    first, second = fn(state, fn.params, x)[1], fn(state, fn.params, x)[1]
+    assert torch.equal(before, torch.get_rng_state())
+    assert_same(first, second)
+    assert not torch.equal(first, fn(fn(state, fn.params, x)[0], fn.params, x)[1])
 
 
 def test_a_backward_that_draws_is_left_out_with_its_output() -> None:

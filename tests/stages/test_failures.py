@@ -107,7 +107,7 @@ class Mutates(nn.Module):
 
 class Draws(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x)
+        return x + torch.poisson(x)
 
 
 @pytest.mark.parametrize("capture", ["dynamo", "trace"])
