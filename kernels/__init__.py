@@ -19,12 +19,11 @@ from scoped_fn.kernels.quantize import dequantize, quantize, quantize_blocks, qu
 from scoped_fn.kernels.quantized import Quantized
 from scoped_fn.kernels.rules import MatmulRule, Quantizer
 from scoped_fn.kernels.scales import update_scales
-from scoped_fn.kernels.threefry import RANDOM, fold_keys, key_words, random_bits
+from scoped_fn.kernels.threefry import fold_keys, random_bits, random_keep
 
 __all__ = [
     "EXPANSIONS",
     "FUSIBLE",
-    "RANDOM",
     "MatmulRule",
     "Quantized",
     "Quantizer",
@@ -34,7 +33,6 @@ __all__ = [
     "fp8_linear",
     "fp8_matmul",
     "hadamard_16",
-    "key_words",
     "layer_norm_quantize",
     "quantize",
     "quantize_blocks",
@@ -42,6 +40,7 @@ __all__ = [
     "quantize_mx",
     "quantize_nvfp4",
     "random_bits",
+    "random_keep",
     "rms_norm_quantize",
     "scaled_mm",
     "silu_gate_quantize",

@@ -81,6 +81,24 @@ def define_op(
     return op
 
 
+def compile_cpp(types: Sequence[str], source: str) -> Callable[..., None] | None:
+    """Returns the function `kernel` of a C++ source, compiled with Inductor's flags once for a machine.
+
+    Args:
+        types: The types of its arguments: pointers, for which tensors are passed, and "int64_t".
+        source: Standard C++ with one function, `extern "C" void kernel(...)`.
+
+    Returns:
+        The function; None where there is no compiler.
+    """
+    from torch._inductor.codecache import CppPythonBindingsCodeCache  # takes a second to import
+
+    try:
+        return CppPythonBindingsCodeCache.load_pybinding(list(types), source)  # type: ignore[no-any-return]
+    except (RuntimeError, OSError):
+        return None
+
+
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*arguments: Any) -> Any:
         with disable_autocast():  # the caller's would round the float32 sums inside

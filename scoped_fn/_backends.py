@@ -20,7 +20,7 @@ from scoped_fn._torch.inductor import (
     inductor_options,
     run_joint_passes,
 )
-from scoped_fn.kernels import EXPANSIONS, FUSIBLE, RANDOM
+from scoped_fn.kernels import EXPANSIONS, FUSIBLE
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Code = Callable[[list[Any]], Sequence[Any]]
@@ -89,10 +89,9 @@ def make_code(
     """
     check_backend(backend)
     gm = copy_graph(gm)
-    fusible = {**FUSIBLE, **RANDOM}
-    found = any(node.target in fusible for node in gm.graph.nodes)
-    if backend == "inductor" and (found or role.lowered_for != "inductor"):
-        gm = share_casts(decompose(gm, fake_inputs(gm), fusible))
+    fusible = any(node.target in FUSIBLE for node in gm.graph.nodes)
+    if backend == "inductor" and (fusible or role.lowered_for != "inductor"):
+        gm = share_casts(decompose(gm, fake_inputs(gm), FUSIBLE))
     examples = _restrided(fake_inputs(gm), input_strides)
     if not any(isinstance(value, torch.fx.Node) for value in output_values(gm)):
         return _positional(gm.forward), ()  # nothing to compute: Inductor refuses such a graph

@@ -22,7 +22,7 @@ from scoped_fn._errors import SpecError
 from scoped_fn._random import floats
 from scoped_fn._random.integers import integers
 from scoped_fn._random.words import bits_of, keys_of, words_of
-from scoped_fn.kernels import fold_keys
+from scoped_fn.kernels import fold_keys, random_keep
 from scoped_fn.state import CompilerState, init_state
 
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
@@ -179,9 +179,9 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None 
         A bool tensor.
     """
     if not isinstance(p, Tensor):
-        fraction = (bits_of(words_of(key), shape or (), 32) >> 9) & 0x7FFFFF
         chance = 0.0 if math.isnan(p) else min(max(floats.single(p), 0.0), 1.0)
-        return fraction < math.ceil(chance * 2**23)  # what `uniform(...) < p` says, without floats
+        # What `uniform(...) < p` says, without floats.
+        return random_keep(words_of(key), shape or (), math.ceil(chance * 2**23))
     return uniform(key, p.shape if shape is None else shape, p.dtype) < p
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scoped_fn._errors import SpecError
-from scoped_fn.kernels import fold_keys, key_words, random_bits
+from scoped_fn.kernels import fold_keys, random_bits
 
 
 def words_of(key: Any) -> Tensor:
@@ -23,7 +23,7 @@ def words_of(key: Any) -> Tensor:
         SpecError: It is something else.
     """
     if isinstance(key, Tensor) and key.shape == (2,) and key.dtype in (torch.uint32, torch.int32):
-        return key_words(key) if key.dtype == torch.uint32 else key
+        return key.view(torch.int32) if key.dtype == torch.uint32 else key
     got = f"{list(key.shape)} and {key.dtype}" if isinstance(key, Tensor) else f"a {type(key).__name__}"
     raise SpecError(
         f"Expected a key of shape [2] and dtype uint32, got {got}. Make one with sf.random.key(seed); for many keys "

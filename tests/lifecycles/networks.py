@@ -83,12 +83,12 @@ class Network:
 
     def compiled(self, passes: Any = (), **options: Any) -> tuple[sf.CompilerState, sf.CompiledFn]:
         state = sf.autocast(sf.init_state(), recipe()) if self.fp8 else sf.init_state()
-        rng = "torch" if self.random else None
+        rng = "torch" if self.random else "key"
         options = {"backend": "eager", "rng": rng, "passes": passes, **options}
         return sf.compile(state, self.model(), self.inputs(), **options)
 
     def engine(self, passes: Any = ()) -> sf.Engine:
-        rng, of = "torch" if self.random else None, recipe() if self.fp8 else None
+        rng, of = "torch" if self.random else "key", recipe() if self.fp8 else None
         return sf.Engine(self.model(), self.inputs(), backend="eager", rng=rng, recipe=of, passes=passes)
 
 
