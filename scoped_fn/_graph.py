@@ -80,8 +80,8 @@ def draws(node: torch.fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
         return False
-    arguments = operator_arguments(node)
-    return bool(arguments.get("dropout_p", 1.0) != 0.0)  # attention draws only if it drops
+    arguments = operator_arguments(node)  # attention draws only if it drops, other operations only in training
+    return bool(arguments.get("dropout_p", 1.0) != 0.0) and arguments.get("training", True) is not False
 
 
 def acts(node: torch.fx.Node) -> bool:

@@ -130,7 +130,9 @@ class Pure:
                 t.expand(batch.size, *t.shape) if takes and not has else t
                 for t, takes, has in zip(tensors, taken, batch.batched, strict=True)
             ]
-            found = vmap_flat(self.run, batch.size, taken, batch.randomness, spread)
+            # A function that draws from a key has one for each index already, where that is what the level says.
+            randomness = batch.randomness if self.shop.torch_rng else "same"
+            found = vmap_flat(self.run, batch.size, taken, randomness, spread)
             given = batch.given or tuple(has for _, has in found)
             return [
                 (out.expand(batch.size, *out.shape) if wants and not has else out, wants)

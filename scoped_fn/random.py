@@ -178,11 +178,12 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None 
     Returns:
         A bool tensor.
     """
+    words = words_of(key)
     if not isinstance(p, Tensor):
         chance = 0.0 if math.isnan(p) else min(max(floats.single(p), 0.0), 1.0)
         # What `uniform(...) < p` says, without floats.
-        return random_keep(words_of(key), shape or (), math.ceil(chance * 2**23))
-    return uniform(key, p.shape if shape is None else shape, p.dtype) < p
+        return random_keep(words, shape or (), math.ceil(chance * 2**23))
+    return uniform(words, _fitting(p, shape), p.dtype) < p
 
 
 def randint(key: Tensor, shape: Sequence[int], minval: int, maxval: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -214,7 +215,7 @@ def permutation(key: Tensor, x: int | Tensor, dim: int = 0) -> Tensor:
     Returns:
         int64 [x], or a tensor like `x`.
     """
-    words, count = words_of(key), x.shape[dim] if isinstance(x, Tensor) else x
+    words, count = words_of(key), _count(x, dim)
     order = torch.arange(count, device=words.device)
     for _ in range(math.ceil(3 * math.log(max(1, count)) / math.log(2**32 - 1))):
         words, part = keys_of(words, 2).unbind()
@@ -237,7 +238,8 @@ def gumbel(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype | None = N
 def cauchy(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype | None = None) -> Tensor:
     """Returns numbers of the standard Cauchy distribution. Arguments are those of `normal`."""
     dtype = _float(dtype)
-    return (torch.pi * (uniform(key, shape, dtype, torch.finfo(dtype).eps, 1.0) - 0.5)).tan()
+    drawn = uniform(key, shape, dtype, torch.finfo(dtype).eps, 1.0)
+    return ((drawn - 0.5) * torch.full((), math.pi, dtype=dtype, device=drawn.device)).tan()
 
 
 def geometric(
@@ -251,8 +253,9 @@ def geometric(
         shape: Shape of the result; that of `p` if None.
         dtype: An integer or floating point dtype of the result.
     """
-    chance = p if isinstance(p, Tensor) else torch.full((), p, dtype=torch.get_default_dtype(), device=key.device)
-    drawn = uniform(key, chance.shape if shape is None else shape, chance.dtype)
+    words = words_of(key)
+    chance = p if isinstance(p, Tensor) else torch.full((), p, dtype=torch.get_default_dtype(), device=words.device)
+    drawn = uniform(words, _fitting(chance, shape), chance.dtype)
     drawn = torch.where(drawn == 0, 1.0, drawn)
     return ((floats.log(drawn) / floats.log1p(-chance)).floor() + 1).to(dtype)
 
@@ -272,6 +275,7 @@ def categorical(
     Returns:
         int64, of that shape.
     """
+    _count(logits, dim)
     batch = list(logits.shape)
     del batch[dim]
     shape = batch if shape is None else list(shape)
@@ -289,6 +293,24 @@ def categorical(
         )
     scores = (logits + gumbel(key, logits.shape, logits.dtype)).movedim(dim, -1)
     return scores.topk(draws).indices.movedim(-1, 0).reshape(shape)
+
+
+def _fitting(p: Tensor, shape: Sequence[int] | None) -> Sequence[int]:
+    if shape is None:
+        return p.shape
+    if len(shape) < p.dim() or any(a not in (1, b) for a, b in zip(p.shape[::-1], tuple(shape)[::-1], strict=False)):
+        raise SpecError(f"Expected probabilities that broadcast to {list(shape)}, got {list(p.shape)}. Reshape them.")
+    return shape
+
+
+def _count(x: int | Tensor, dim: int) -> int:
+    if isinstance(x, Tensor):
+        if not -x.dim() <= dim < x.dim():
+            raise SpecError(f"Expected a dimension of a tensor of {x.dim()}, got {dim}. Pass one that it has.")
+        return x.shape[dim]
+    if isinstance(x, bool) or not isinstance(x, int) or x < 0:
+        raise SpecError(f"Expected how many numbers to put in order, 0 or more, or a tensor, got {x!r}. Pass one.")
+    return x
 
 
 def _float(dtype: torch.dtype | None) -> torch.dtype:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from scoped_fn import random
 from scoped_fn._errors import RandomOpError
 from scoped_fn._random import operations as ops
+from scoped_fn._random import recurrent
 from scoped_fn._random.rows import rows_folded
 
 Rule = Callable[..., Any]
@@ -57,6 +58,7 @@ DROPS: Final[Mapping[str, Rule]] = MappingProxyType(
 )
 # Functions of torch, written in Python, that draw inside.
 WITH_DROPS: Final = ("multi_head_attention_forward",)
+RECURRENT: Final = ("gru", "lstm", "rnn_relu", "rnn_tanh")
 WITH_DRAWS: Final = ("fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "gumbel_softmax")
 NAMES: Final = MappingProxyType({"input": "x", "self": "x", "key": "keys", "train": "training"})
 OF_LAYOUT: Final = ("layout", "memory_format", "pin_memory")
@@ -84,12 +86,16 @@ class Keyed:
 def keyed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Keyed | None:
     """Returns what takes the place of a call that draws random numbers; None for any other call."""
     name = _name(target)
-    rule = ALWAYS.get(name) or DROPS.get(name)
+    rule, found = ALWAYS.get(name) or DROPS.get(name), None
     if rule is not None:
-        return Keyed(name, rule) if name in ALWAYS or _drops(rule, (None, *args), _renamed(kwargs)) else None
-    if name in WITH_DRAWS or (name in WITH_DROPS and _drops(target, args, kwargs)):
-        return Keyed(name, partial(_inside, target), renamed=False)
-    return None
+        found = Keyed(name, rule) if name in ALWAYS or _drops(rule, (None, *args), _renamed(kwargs)) else None
+    elif name in WITH_DRAWS or (name in WITH_DROPS and _drops(target, args, kwargs)):
+        found = Keyed(name, partial(_inside, target), renamed=False)
+    elif name in RECURRENT and recurrent.drops(args):
+        found = Keyed(name, partial(recurrent.layer_by_layer, target), renamed=False)
+    if found is not None:
+        _meant(name, kwargs)  # what is wrong is said before anything runs
+    return found
 
 
 def _name(target: Any) -> str:

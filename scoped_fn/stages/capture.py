@@ -24,7 +24,7 @@ from scoped_fn.stages.capture_dynamo import capture_dynamo
 from scoped_fn.stages.capture_trace import capture_trace
 from scoped_fn.stages.captured import CallTensors, Captured, Pieces, normalize
 from scoped_fn.stages.live_code import needs_code
-from scoped_fn.stages.random_keys import draw_from_keys
+from scoped_fn.stages.random_keys import draw_from_keys, refuse_lost_draws
 from scoped_fn.state import CompilerState, acquire, set_buffers
 from scoped_fn.state.owners import check_owner, settle, token_of
 
@@ -115,7 +115,7 @@ def capture_call(
         ambient=ambient_settings("training"),
     )
     captured = replace(captured, needs_code=needs_code(captured))
-    return draw_from_keys(captured, device) if rng == "key" else captured
+    return draw_from_keys(captured, device) if rng == "key" else refuse_lost_draws(captured)
 
 
 def input_names(source: Source, structure: Structure, tensors: list[torch.Tensor]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The part of `capture` that makes random operations draw from the state's key."""
+"""The part of `capture` that makes random operations draw from the key of the state."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from scoped_fn._graph import Graph
+from scoped_fn._errors import RandomOpError
+from scoped_fn._graph import Graph, user_line
 from scoped_fn._random.graph import KEY, with_keys
+from scoped_fn._random.rules import RECURRENT, keyed
 from scoped_fn._specs import TensorSpec
 from scoped_fn.stages.captured import Captured
 
@@ -31,3 +33,15 @@ def draw_from_keys(captured: Captured, device: torch.device) -> Captured:
         in_structure=replace(captured.in_structure, keyed=True),
         new_buffers=(*captured.new_buffers, *outputs),
     )
+
+
+def refuse_lost_draws(captured: Captured) -> Captured:
+    """Returns the captured model; raises if torch's traces would lose its dropout in silence."""
+    for node in captured.graph.gm.graph.nodes:
+        found = keyed(node.target, node.args, node.kwargs) if node.op == "call_function" else None
+        if found is not None and found.operation in RECURRENT:
+            raise RandomOpError(
+                f"Expected {captured.source.name} to have no dropout between the layers of a recurrent network with "
+                f"rng='torch', got some in {found.operation}{user_line(node)}. Compile with rng='key'."
+            )
+    return captured
