@@ -1,0 +1,109 @@
+"""What each random operation of a compiled model gives, by the formulas of docs: with JAX's functions and our keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import scoped_fn as sf
+from tests.helpers import process_unchanged
+from tests.random.draws import ALL, DROPOUTS, FLOATS, SEVERAL, Draw
+from tests.random.oracle import assert_bits, assert_near, keys_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OF_INDUCTOR = [
+    draw for draw in ALL if draw.name in {"dropout torch.float32", "several", "randint", "normal_", "Dropout2d"}
+]
+
+
+def compiled(draw: Draw, x: torch.Tensor, seed: int = 5, **options: Any) -> tuple[Any, Any]:
+    """The state and compiled function of a draw, as a function of a state and a tensor."""
+    state, fn = sf.compile(sf.init_state(key=seed), draw.function, (x,), **{"backend": "eager", **options})
+    if isinstance(draw.function, nn.Module):
+        return state, lambda state, x: fn(state, fn.params, x)
+    return state, fn
+
+
+def assert_value(draw: Draw, out: Any, expected: Any) -> None:
+    """Equal, by as many roundings as the draw allows."""
+    outs, expecteds = (one if isinstance(one, tuple) else (one,) for one in (out, expected))
+    for one, other in zip(outs, expecteds, strict=True):
+        if draw.epsilons:
+            assert_near(one.detach(), other, draw.epsilons)
+        else:
+            assert_bits(one.detach(), other)
+
+
+def check(draw: Draw, x: torch.Tensor, **options: Any) -> None:
+    """Two calls in a row: each value, and the key after each."""
+    state, fn = compiled(draw, x, **options)
+    for _ in range(2):
+        key, *keys = keys_of(state.key, draw.draws + 1)
+        before = state
+        state, out = fn(state, x)
+        assert_value(draw, out, draw.expected(x.detach(), *keys))
+        assert_bits(state.key, key)
+        assert_bits(before.key, before.key.clone())
+
+
+@pytest.mark.parametrize("draw", ALL, ids=lambda draw: draw.name)
+def test_a_draw(draw: Draw) -> None:
+    stream = torch.get_rng_state()
+    check(draw, draw.x)
+    assert torch.equal(stream, torch.get_rng_state()), "torch's generator moved"
+
+
+@pytest.mark.parametrize("draw", [*DROPOUTS, *SEVERAL], ids=lambda draw: draw.name)
+def test_a_draw_in_training(draw: Draw) -> None:
+    if draw.name != "native_dropout":
+        check(draw, draw.x.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("draw", [*DROPOUTS[:3], *FLOATS[:3], *SEVERAL], ids=lambda draw: draw.name)
+def test_a_draw_that_is_captured_by_tracing(draw: Draw) -> None:
+    check(draw, draw.x, capture="trace")
+
+
+@pytest.mark.parametrize("draw", OF_INDUCTOR, ids=lambda draw: draw.name)
+def test_a_draw_under_inductor(draw: Draw) -> None:
+    check(draw, draw.x, backend="inductor")
+
+
+def test_compiling_draws_nothing_and_moves_nothing() -> None:
+    with process_unchanged():
+        state, _ = compiled(SEVERAL[0], SEVERAL[0].x)
+    assert_bits(state.key, sf.init_state(key=5).key)
+
+
+QUIET: dict[str, Any] = {
+    "dropout in evaluation": nn.Dropout(0.5).eval(),
+    "dropout by argument": lambda x: torch.nn.functional.dropout(x, 0.5, training=False),
+    "probability zero": lambda x: torch.nn.functional.dropout(x, 0.0, training=True),
+    "rrelu in evaluation": nn.RReLU().eval(),
+    "attention without dropout": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    "an LSTM without dropout": nn.LSTM(4, 3, num_layers=2),
+    "nothing random": torch.sin,
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_a_call_that_draws_nothing_leaves_the_key(name: str) -> None:
+    x = torch.randn(3, 2, 4)
+    state, fn = compiled(Draw(name, QUIET[name], lambda x: x, x), x)
+    after, _ = fn(state, x)
+    assert after.key is state.key
+
+
+def test_a_key_of_the_state_may_be_any_key() -> None:
+    draw, (_, other) = SEVERAL[0], keys_of(sf.random.key(3), 2)
+    state, fn = compiled(draw, draw.x)
+    following, *keys = keys_of(other, 4)
+    import dataclasses
+
+    after, out = fn(dataclasses.replace(state, key=other), draw.x)
+    assert_value(draw, out, draw.expected(draw.x, *keys))
+    assert_bits(after.key, following)
