@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from torch import nn
 
 import scoped_fn as sf
 from tests.helpers import process_unchanged
-from tests.random.draws import ALL, DROPOUTS, FLOATS, SEVERAL, Draw
+from tests.random.draws import Draw
+from tests.random.draws_dropout import DROPOUTS
+from tests.random.draws_numbers import FLOATS
+from tests.random.draws_several import ALL, SEVERAL
 from tests.random.oracle import assert_bits, assert_near, keys_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,8 +106,6 @@ def test_a_key_of_the_state_may_be_any_key() -> None:
     draw, (_, other) = SEVERAL[0], keys_of(sf.random.key(3), 2)
     state, fn = compiled(draw, draw.x)
     following, *keys = keys_of(other, 4)
-    import dataclasses
-
-    after, out = fn(dataclasses.replace(state, key=other), draw.x)
+    after, out = fn(replace(state, key=other), draw.x)
     assert_value(draw, out, draw.expected(draw.x, *keys))
     assert_bits(after.key, following)
