@@ -48,7 +48,7 @@ def values(*shape: int, dtype: torch.dtype = F32) -> Tensor:
 def uniform(key: Tensor, x: Any, low: float = 0.0, high: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     """Uniform numbers of a tensor's shape and dtype, or of a shape."""
     shape, dtype = (tuple(x.shape), dtype or x.dtype) if isinstance(x, Tensor) else (x, dtype or F32)
-    return drawn("uniform", key, shape, dtype=dtype, minval=low, maxval=high, one_by_one=True)
+    return drawn("uniform", key, shape, dtype=dtype, minval=low, maxval=high, one_by_one=dtype == F64)
 
 
 def normal(key: Tensor, x: Any, dtype: torch.dtype | None = None) -> Tensor:

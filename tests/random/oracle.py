@@ -57,7 +57,7 @@ def drawn(
     """What `jax.random.<name>` gives, as a tensor; with x64 on where the dtype asks for it, or `wide` says so.
 
     Jitted, JAX on a CPU contracts the multiplication and addition of `uniform` with bounds to one rounding, in float32
-    and float64. `one_by_one` runs operation by operation, as the formula is written.
+    and float64. `one_by_one` runs operation by operation, as the formula is written: ours in float64.
     """
     with jax.enable_x64(dtype in WIDE if wide is None else wide), jax.disable_jit(one_by_one):
         if dtype is not None:

@@ -92,7 +92,7 @@ SEEDS_THAT_ARE_NONE: list[Any] = [-1, 2**64, 1.5, "0", None, True, torch.zeros(2
 
 @pytest.mark.parametrize("seed", SEEDS_THAT_ARE_NONE, ids=repr)
 def test_a_bad_seed_is_refused(seed: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match=r"Expected .*seed.*, got .*\."):
+    with pytest.raises((ValueError, TypeError), match=r"Expected a (seed|key).*, got .*\."):
         sf.random.key(seed)
 
 
@@ -147,7 +147,6 @@ BAD: dict[str, Any] = {
     "gumbel integers": lambda: sf.random.gumbel(KEY, (2,), torch.int64),
     "cauchy integers": lambda: sf.random.cauchy(KEY, (2,), torch.int64),
     "randint floats": lambda: sf.random.randint(KEY, (2,), 0, 3, torch.float32),
-    "geometric floats": lambda: sf.random.geometric(KEY, 0.5, (2,), torch.float32),
     "bernoulli integers": lambda: sf.random.bernoulli(KEY, torch.tensor([1])),
     "bernoulli of another shape": lambda: sf.random.bernoulli(KEY, torch.rand(3), (2, 4)),
     "permutation of -1": lambda: sf.random.permutation(KEY, -1),
