@@ -34,7 +34,16 @@ GENERATORS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-PICKLED = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.int64}
+PICKLED = {
+    torch.complex64,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.bool,
+    torch.uint8,
+    torch.int64,
+}
 
 
 @dataclass(frozen=True)
