@@ -47,9 +47,10 @@ SECOND = {
     "reverse of reverse": lambda f: grad(lambda x: (grad(f)(x) * u).sum()),
     "forward of reverse": lambda f: lambda x: jvp(grad(f), (x,), (u,))[1],
     "reverse of forward": lambda f: grad(lambda x: jvp(f, (x,), (u,))[1]),
-    "hessian": lambda f: lambda x: hessian(f)(x) @ u,
+    "jacfwd of grad": lambda f: lambda x: jacfwd(grad(f), randomness="same")(x) @ u,
+    "jacrev of grad": lambda f: lambda x: jacrev(grad(f))(x) @ u,
     "jacrev of jacrev": lambda f: lambda x: jacrev(jacrev(f))(x) @ u,
-    "jacfwd of jacrev": lambda f: lambda x: jacfwd(jacrev(f))(x) @ u,
+    "jacfwd of jacrev": lambda f: lambda x: jacfwd(jacrev(f), randomness="same")(x) @ u,
     "vjp of grad": lambda f: lambda x: vjp(grad(f), x)[1](u)[0],
 }
 
@@ -77,7 +78,15 @@ def test_the_third_derivative(value: Any) -> None:
 def test_a_gradient_of_each_row_is_that_of_the_numbers_all_rows_share(value: Any) -> None:
     rows = torch.stack([x, u, w])
     close(vmap(grad(value), randomness="same")(rows), torch.stack([grad(value)(row) for row in rows]))
-    close(vmap(hessian(value), randomness="same")(rows), torch.stack([hessian(value)(row) for row in rows]))
+    both = jacfwd(grad(value), randomness="same")
+    close(vmap(both, randomness="same")(rows), torch.stack([both(row) for row in rows]))
+
+
+def test_forward_columns_ask_how_their_vmap_draws(value: Any) -> None:
+    """As in eager: jacfwd calls the function inside a vmap."""
+    for transform in (hessian, jacfwd):
+        with pytest.raises(RuntimeError, match=r"(?i)random"):
+            transform(value)(x)
 
 
 def test_a_tangent_of_noise_alone_is_zero() -> None:

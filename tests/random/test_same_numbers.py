@@ -51,23 +51,21 @@ def test_the_same_call_again_gives_the_same_bits(model: Any, way: Any) -> None:
 def test_the_gradients_are_those_of_the_function_with_its_numbers_held(model: Any) -> None:
     """The model written by hand with JAX's numbers, differentiated by eager torch."""
     state, fn = model
-    _, *keys = keys_of(state.key, 5)
-    twin = noisy()
+    _, first_key, noise_key, last_key, scale_key = keys_of(state.key, 5)
+    kept = drawn("bernoulli", first_key, 1 - 0.4, (6, 5)) / (1 - 0.4)
+    added = 0.1 * drawn("normal", noise_key, (6, 5), dtype=torch.float64)
+    kept_last = drawn("bernoulli", last_key, 1 - 0.3, (6, 3)) / (1 - 0.3)
+    scale = 1 + drawn("uniform", scale_key, (3,))
 
-    def dropped(x: Tensor, key: Tensor, p: float) -> Tensor:
-        return torch.where(drawn("bernoulli", key, 1 - p, tuple(x.shape)), x / (1 - p), 0.0)
+    def by_hand(params: dict[str, Tensor]) -> Tensor:
+        hidden = F.linear(X, params["first.weight"], params["first.bias"]).tanh() * kept
+        last = F.linear((hidden + added).sin(), params["second.weight"], params["second.bias"]) * kept_last
+        return (last * scale).square().sum()
 
-    def by_hand(params: dict[str, Tensor], x: Tensor) -> Tensor:
-        first = lambda x: F.linear(x, params["first.weight"], params["first.bias"])  # noqa: E731
-        second = lambda x: F.linear(x, params["second.weight"], params["second.bias"])  # noqa: E731
-        hidden = dropped(first(x).tanh(), keys[0], 0.4)
-        hidden = (hidden + 0.1 * drawn("normal", keys[1], (6, 5), dtype=torch.float64)).sin()
-        return (dropped(second(hidden), keys[2], 0.3) * (1 + drawn("uniform", keys[3], (3,)))).square().sum()
-
-    params = {name: one.detach() for name, one in twin.named_parameters()}
+    params = {name: one.detach() for name, one in noisy().named_parameters()}
     _, loss, grads = WAYS["autograd"](state, fn)
-    assert_same(loss, by_hand(params, X), rtol=1e-9, atol=1e-9)
-    assert_same(grads, grad(by_hand)(params, X), rtol=1e-9, atol=1e-9)
+    assert_same(loss, by_hand(params), rtol=1e-6, atol=1e-6)
+    assert_same(grads, grad(by_hand)(params), rtol=1e-6, atol=1e-6)
 
 
 def test_inductor_draws_what_the_eager_backend_draws() -> None:
