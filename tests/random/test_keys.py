@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scoped_fn as sf
+from tests.generators.arrays import kept
 from tests.helpers import process_unchanged
 from tests.random import oracle, threefry
 from tests.random.oracle import assert_bits
 from tests.random.strategies import KEYS, SEEDS
-from tests.state.whole import kept, whole_state
+from tests.state.whole import whole_state
 
 
 @given(SEEDS)
