@@ -15,7 +15,7 @@ from tests.random.draws import Draw
 from tests.random.draws_dropout import DROPOUTS
 from tests.random.draws_numbers import FLOATS
 from tests.random.draws_several import ALL, SEVERAL
-from tests.random.oracle import assert_bits, assert_near, keys_of
+from tests.random.oracle import assert_bits, assert_near, drawn, keys_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -109,3 +109,51 @@ def test_a_key_of_the_state_may_be_any_key() -> None:
     after, out = fn(replace(state, key=other), draw.x)
     assert_value(draw, out, draw.expected(draw.x, *keys))
     assert_bits(after.key, following)
+
+
+def test_attention_of_many_heads_drops_its_weights_with_one_key() -> None:
+    """Its operation j draws with key j of its own key; the weights that come out are the dropped ones."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
+    x = torch.randn(3, 5, 8)
+    options = {"average_attn_weights": False}
+    state, fn = sf.compile(sf.init_state(key=5), attention.train(), (x, x, x), options, backend="eager")
+    after, (_, weights) = fn(state, fn.params, x, x, x, **options)
+    following, key = keys_of(state.key, 2)
+    whole = attention.eval()(x, x, x, **options)[1].detach()
+    kept = drawn("bernoulli", keys_of(key, 1)[0], 0.7, (6, 5, 5)).view(3, 2, 5, 5)
+    assert_near(weights.detach(), torch.where(kept, whole / 0.7, 0.0), 20)
+    assert_bits(after.key, following)
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+@pytest.mark.parametrize("draws", [False, True], ids=["without a draw", "with a draw"])
+def test_an_argument_may_be_called_key(draws: bool, capture: str) -> None:
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        weights = (query @ key.T).softmax(-1)
+        return (nn.functional.dropout(weights, 0.5) if draws else weights) @ value
+
+    x = torch.randn(4, 4)
+    state, fn = sf.compile(sf.init_state(key=5), attend, (x, x + 1, x + 2), backend="eager", capture=capture)
+    after, out = fn(state, x, x + 1, x + 2)
+    assert (after.key is state.key) != draws
+    weights = (x @ (x + 1).T).softmax(-1)
+    if draws:
+        weights = torch.where(drawn("bernoulli", keys_of(state.key, 2)[1], 0.5, (4, 4)), weights * 2, 0.0)
+    torch.testing.assert_close(out, weights @ (x + 2))
+
+
+def test_branches_draw_from_keys_too() -> None:
+    def branching(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + torch.rand_like(x), lambda x: x - torch.rand_like(x), (x,))
+
+    x = torch.ones(6)
+    state, fn = sf.compile(sf.init_state(key=5), branching, (x,), backend="eager")
+    with process_unchanged():
+        after, up = fn(state, x)
+        _, down = fn(state, -x)
+        _, later = fn(after, x)
+    assert torch.equal(fn(state, x)[1], up)
+    assert not torch.equal(later, up)
+    assert ((up - 1 >= 0) & (up - 1 < 1)).all()
+    assert ((down + 1 <= 0) & (down + 1 > -1)).all()
