@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
+
+FEW = settings(max_examples=12)  # of functions that come in several dtypes
 
 WORD = st.one_of(st.sampled_from([0, 1, 2**31, 2**32 - 1]), st.integers(0, 2**32 - 1))
 KEYS = st.tuples(WORD, WORD).map(lambda words: torch.tensor(words, dtype=torch.uint32))

@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 import scoped_fn as sf
 from tests.random import oracle, threefry
 from tests.random.oracle import FLOATS, INTEGERS, assert_bits, assert_near, assert_ulps, drawn
-from tests.random.strategies import KEYS, SHAPES
+from tests.random.strategies import FEW, KEYS, SHAPES
 
 Shape = tuple[int, ...]
 PROBABILITIES = st.one_of(st.sampled_from([0.0, 1.0, 0.5, 0.1]), st.floats(0, 1))
 # XLA's log1p in float64 is off by about a hundred units in the last place.
 EPSILONS = {("exponential", torch.float64): 256.0}
-# XLA's inverse error function in float64 is off by up to 4,096 units in the last place, torch's by 3.
-NORMAL_ULPS = {torch.float64: 5000}
+# XLA's inverse error function in float64 is off by thousands of units in the last place, torch's by 3.
+NORMAL_ULPS = {torch.float64: 2**14}
 
 
 @pytest.mark.parametrize("dtype", oracle.BITS, ids=str)
+@FEW
 @given(KEYS, SHAPES)
 def test_bits(dtype: torch.dtype, key: torch.Tensor, shape: Shape) -> None:
     found = sf.random.bits(key, shape, dtype)
@@ -33,6 +34,7 @@ def test_bits(dtype: torch.dtype, key: torch.Tensor, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@FEW
 @given(KEYS, SHAPES)
 def test_uniform(dtype: torch.dtype, key: torch.Tensor, shape: Shape) -> None:
     found = sf.random.uniform(key, shape, dtype)
@@ -41,7 +43,8 @@ def test_uniform(dtype: torch.dtype, key: torch.Tensor, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@given(KEYS, *[st.floats(-50, 50).map(lambda bound: round(bound, 3))] * 2)  # XLA makes zeros of subnormal numbers
+@FEW
+@given(KEYS, *[st.floats(-50, 50).map(lambda bound: round(bound, 3) + 0.0)] * 2)  # XLA makes zeros of subnormal numbers
 def test_uniform_between_bounds(dtype: torch.dtype, key: torch.Tensor, low: float, high: float) -> None:
     found = sf.random.uniform(key, (40,), dtype, low, high)
     bounds: dict[str, Any] = {"dtype": dtype, "minval": low, "maxval": high}
@@ -51,6 +54,7 @@ def test_uniform_between_bounds(dtype: torch.dtype, key: torch.Tensor, low: floa
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64, torch.complex128], ids=str)
+@FEW
 @given(KEYS, SHAPES)
 def test_normal_within_one_ulp(dtype: torch.dtype, key: torch.Tensor, shape: Shape) -> None:
     found, expected = sf.random.normal(key, shape, dtype), drawn("normal", key, shape, dtype=dtype)
@@ -62,12 +66,14 @@ def test_normal_within_one_ulp(dtype: torch.dtype, key: torch.Tensor, shape: Sha
 
 @pytest.mark.parametrize("name", ["exponential", "gumbel", "cauchy"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@FEW
 @given(KEYS, SHAPES)
 def test_of_a_logarithm_or_tangent(name: str, dtype: torch.dtype, key: torch.Tensor, shape: Shape) -> None:
     found = getattr(sf.random, name)(key, shape, dtype)
     assert_near(found, drawn(name, key, shape, dtype=dtype), EPSILONS.get((name, dtype), 8.0))
 
 
+@FEW
 @given(KEYS, PROBABILITIES, SHAPES)
 def test_bernoulli_of_a_number(key: torch.Tensor, p: float, shape: Shape) -> None:
     assert_bits(sf.random.bernoulli(key, p, shape), drawn("bernoulli", key, p, shape))
@@ -85,6 +91,7 @@ def test_bernoulli_of_a_number_draws_float32_whatever_the_default() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@FEW
 @given(KEYS, st.sampled_from([(), (0,), (7,), (3, 4), (2**16 + 3,)]))
 def test_bernoulli_of_a_tensor(dtype: torch.dtype, key: torch.Tensor, shape: Shape) -> None:
     p = drawn("uniform", (5, 6), shape, dtype=dtype)
@@ -105,6 +112,7 @@ def spans(draw: st.DrawFn) -> tuple[torch.dtype, int, int]:
     return dtype, draw(ends), draw(st.one_of(st.just(top), ends))
 
 
+@FEW
 @given(KEYS, SHAPES, spans())
 def test_randint(key: torch.Tensor, shape: Shape, span: tuple[torch.dtype, int, int]) -> None:
     dtype, low, high = span
@@ -118,12 +126,14 @@ def test_randint_is_int64_by_default() -> None:
     assert_bits(sf.random.randint(key, (9,), -5, 2**40), drawn("randint", key, (9,), -5, 2**40, dtype=torch.int64))
 
 
+@FEW
 @given(KEYS, st.one_of(st.integers(0, 40), st.sampled_from([1625, 1626, 70000])))
 def test_a_permuted_range(key: torch.Tensor, size: int) -> None:
     found = sf.random.permutation(key, size)
     assert_bits(found, drawn("permutation", key, size, wide=True))
 
 
+@FEW
 @given(KEYS, st.integers(1, 3), st.lists(st.integers(0, 6), min_size=3, max_size=3))
 def test_a_permuted_tensor(key: torch.Tensor, rank: int, sizes: list[int]) -> None:
     shape = tuple(sizes[:rank])
@@ -133,6 +143,7 @@ def test_a_permuted_tensor(key: torch.Tensor, rank: int, sizes: list[int]) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@FEW
 @given(KEYS, SHAPES, st.floats(0.01, 0.99))
 def test_geometric(dtype: torch.dtype, key: torch.Tensor, shape: Shape, p: float) -> None:
     expected = drawn("geometric", key, np.float32(p), shape, dtype=dtype)
@@ -141,6 +152,7 @@ def test_geometric(dtype: torch.dtype, key: torch.Tensor, shape: Shape, p: float
 
 
 @pytest.mark.parametrize("p_dtype", [torch.float32, torch.float64], ids=str)
+@FEW
 @given(KEYS)
 def test_geometric_of_a_tensor(p_dtype: torch.dtype, key: torch.Tensor) -> None:
     p = torch.tensor([[0.2], [0.9]], dtype=p_dtype)
@@ -157,6 +169,7 @@ def assert_counts(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@FEW
 @given(KEYS, st.integers(0, 2), st.sampled_from([(1, 5), (3, 2)]))
 def test_categorical(dtype: torch.dtype, key: torch.Tensor, dim: int, sizes: Shape) -> None:
     logits = drawn("normal", (1, 2), (4, *sizes), dtype=dtype)
@@ -169,6 +182,7 @@ def test_categorical(dtype: torch.dtype, key: torch.Tensor, dim: int, sizes: Sha
     )
 
 
+@FEW
 @given(KEYS, st.integers(1, 6))
 def test_categorical_without_replacement(key: torch.Tensor, count: int) -> None:
     logits = drawn("normal", (1, 2), (2, 6))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.random import oracle, threefry
-from tests.random.strategies import KEYS, SEEDS, SHAPES
+from tests.random.strategies import FEW, KEYS, SEEDS, SHAPES
 
 
 def test_the_known_answer_of_the_paper() -> None:
@@ -30,6 +30,7 @@ def test_keys_of_keys(key: torch.Tensor, num: int, data: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", oracle.BITS, ids=str)
+@FEW
 @given(KEYS, SHAPES)
 def test_bits(dtype: torch.dtype, key: torch.Tensor, shape: tuple[int, ...]) -> None:
     ours = oracle.to_torch(threefry.bits(key.numpy(), shape, dtype.itemsize * 8))
@@ -37,6 +38,7 @@ def test_bits(dtype: torch.dtype, key: torch.Tensor, shape: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@FEW
 @given(KEYS, SHAPES)
 def test_uniform(dtype: torch.dtype, key: torch.Tensor, shape: tuple[int, ...]) -> None:
     ours = oracle.to_torch(threefry.uniform(key.numpy(), shape, dtype.itemsize * 8))
