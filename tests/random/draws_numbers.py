@@ -22,6 +22,13 @@ def choice(key: Tensor, weights: Tensor, count: int, replace: bool) -> Tensor:
     return drawn("categorical", key, weights.log(), -1, (count,), replace, wide=True).long()
 
 
+def in_a_slice(x: Tensor) -> Tensor:
+    """Draws into a part of a tensor, in place."""
+    whole = x.clone()
+    whole[2:5].uniform_()
+    return whole
+
+
 FLOATS = [
     Draw("rand", lambda x: x + torch.rand(30, 2), lambda x, k: x + uniform(k, (30, 2)), values(30, 2)),
     Draw("rand float64", lambda x: torch.rand(9, dtype=F64), lambda x, k: uniform(k, (9,), dtype=F64), ones(1)),
@@ -30,6 +37,19 @@ FLOATS = [
         for dtype in (F32, F64, BF16, F16)
     ),
     Draw("uniform_", lambda x: (x * 1).uniform_(-2, 3), lambda x, k: uniform(k, x, -2.0, 3.0), ones(40), epsilons=4),
+    Draw(
+        "uniform_ of a slice",
+        in_a_slice,
+        lambda x, k: torch.cat([x[:2], uniform(k, (3,)), x[5:]]),
+        values(9),
+    ),
+    Draw(
+        "normal_ of a transposed tensor",
+        lambda x: (x * 1).t().normal_(),
+        lambda x, k: normal(k, (4, 3)),
+        values(3, 4),
+        epsilons=2,
+    ),
     Draw("randn", lambda x: x + torch.randn(50), lambda x, k: x + normal(k, (50,)), ones(50), epsilons=2),
     *(
         Draw(f"randn_like {one}", torch.randn_like, lambda x, k: normal(k, x), ones(6, 5, dtype=one), epsilons=most)
@@ -118,6 +138,12 @@ INTEGERS = [
         lambda x: torch.multinomial(x, 3),
         lambda x, k: choice(k, x, 3, False),
         torch.tensor([0.1, 3.0, 0.5, 1.0]),
+    ),
+    Draw(
+        "multinomial of rows",
+        lambda x: torch.multinomial(x, 12, replacement=True),
+        lambda x, k: drawn("categorical", k, x.log(), -1, (12, 5), wide=True).T.contiguous(),
+        values(5, 4).abs() + 0.1,
     ),
     *(
         Draw(

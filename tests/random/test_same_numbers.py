@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, jvp
+from torch.utils.checkpoint import checkpoint
 
 import scoped_fn as sf
 from tests.helpers import assert_same, fresh, process_unchanged
@@ -100,6 +101,22 @@ def test_a_checkpointed_region_computes_again_with_its_own_numbers(model: Any, b
         plain = way(*model)
         assert_same((loss, grads), plain[1:], rtol=1e-10, atol=1e-10)
         assert_bits(after.key, plain[0].key)
+
+
+def test_one_region_twice_draws_twice_and_computes_each_again_as_it_was() -> None:
+    def regions(x: Tensor) -> Any:
+        return [checkpoint(lambda x: F.dropout(x * x, 0.5), x, use_reentrant=False) for _ in range(3)]
+
+    x = torch.linspace(1, 2, 40).requires_grad_()
+    state, fn = compiled(regions, x)
+    after, out = fn(state, x)
+    key, *keys = keys_of(state.key, 4)
+    assert_bits(after.key, key)
+    for one, drawn_with in zip(out, keys, strict=True):
+        kept = drawn("bernoulli", drawn_with, 0.5, (40,))
+        assert torch.equal(one != 0, kept)
+        (slope,) = torch.autograd.grad(one.sum(), x, retain_graph=True)
+        assert_same(slope, torch.where(kept, 4 * x.detach(), 0.0))
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.5])
