@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import scoped_fn as sf
+from tests.generators.arrays import arrays_of, kept, static_of
+from tests.generators.operations import LIMIT
 from tests.lifecycles.histories_model import Expected, Held
-from tests.state.whole import LIMIT, arrays_of, kept, static_of
 
 MOST = 5
 PICK = st.integers(0, MOST - 1)

@@ -11,9 +11,10 @@ import torch._dynamo.config as dynamo_config
 from torch import nn
 
 import scoped_fn as sf
+from tests.generators.arrays import kept
+from tests.generators.operations import LIMIT
 from tests.helpers import assert_same, fresh, process_unchanged
 from tests.lifecycles.traps import OVERRIDDEN, Boom, Scene, Trap, X, model, step
-from tests.state.whole import LIMIT, kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,10 +15,11 @@ from hypothesis.stateful import precondition, rule
 
 import scoped_fn as sf
 from scoped_fn.state import set_buffers
+from tests.generators.arrays import kept
+from tests.generators.operations import AUTOTUNE, LIMIT
 from tests.helpers import process_unchanged
 from tests.lifecycles.histories_machine import PICK, OwnerHistories, some_owner
 from tests.lifecycles.histories_model import Queued
-from tests.state.whole import AUTOTUNE, LIMIT, kept
 
 SETTINGS = st.one_of(st.tuples(st.just(AUTOTUNE), st.booleans()), st.tuples(st.just(LIMIT), st.integers(1, 3)))
 DROP = "drop"

@@ -15,8 +15,9 @@ from torch import nn
 
 import scoped_fn as sf
 from tests.cases.casekit import weighted_loss
+from tests.generators.arrays import kept
+from tests.generators.operations import AUTOTUNE, LIMIT
 from tests.helpers import assert_same, fresh, gradients, process_unchanged
-from tests.state.whole import AUTOTUNE, LIMIT, kept
 
 OVERRIDDEN = 77
 X = torch.linspace(-1, 1, 12).reshape(4, 3)

@@ -10,8 +10,9 @@ import torch
 import triton
 
 import scoped_fn as sf
+from tests.generators.arrays import kept
 from tests.helpers import process_unchanged
-from tests.state.whole import kept, owners, whole_state
+from tests.state.whole import owners, whole_state
 
 FACTS = ("torch.version", "triton.version", "cuda.version", "cuda.capability", "cublaslt.version")
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import scoped_fn as sf
-from tests.state.whole import kept, owners, whole_state
+from tests.generators.arrays import kept
+from tests.state.whole import owners, whole_state
 
 
 def test_indices_of_an_owner_never_repeat() -> None:

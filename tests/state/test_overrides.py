@@ -13,8 +13,10 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 
 import scoped_fn as sf
+from tests.generators.arrays import kept
+from tests.generators.operations import AUTOTUNE, LIMIT
 from tests.helpers import process_unchanged
-from tests.state.whole import AUTOTUNE, BUDGET, CUDAGRAPHS, LIMIT, kept, owners
+from tests.state.whole import BUDGET, CUDAGRAPHS, owners
 
 
 def count(state: sf.CompilerState, key: str) -> int:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import scoped_fn as sf
+from tests.generators.arrays import kept
 from tests.helpers import assert_same, process_unchanged
-from tests.state.whole import kept, leaves_of, owners, whole_state
+from tests.state.whole import leaves_of, owners, whole_state
 
 
 def pushed(*inputs: Any, **options: Any) -> tuple[sf.CompilerState, int]:

@@ -13,7 +13,8 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 import scoped_fn as sf
-from tests.state.whole import arrays_of, kept, leaves_of, static_of, whole_state
+from tests.generators.arrays import arrays_of, kept, static_of
+from tests.state.whole import leaves_of, whole_state
 
 
 def by_optree(state: Any) -> Any:
