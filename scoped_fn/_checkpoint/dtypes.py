@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 
-from scoped_fn._checkpoint.unfit import refusal
+from scoped_fn._checkpoint.unfit import Unfit, refusal
 
 # The names of the safetensors format, for dtypes that its oldest readers know too.
 STORED: Mapping[torch.dtype, str] = MappingProxyType(
@@ -50,6 +50,11 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def described_tensor(tensor: torch.Tensor) -> str:
+    """Returns dtype and shape of a tensor, such as "float32[2, 3]"."""
+    return f"{name_of(tensor.dtype)}{list(tensor.shape)}"
+
+
 def dtype_of(name: object) -> torch.dtype:
     """Returns the dtype of a name; raises `Unfit` if there is none."""
     if not isinstance(name, str) or name not in NAMES:
@@ -71,5 +76,5 @@ def original_form(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return stored.view(dtype)
     pairs = stored.dim() > 0 and stored.shape[-1] == 2
     if dtype not in COMPLEX or stored.dtype != COMPLEX[dtype] or not pairs:
-        raise refusal(f"a tensor that is stored for {name_of(dtype)}", f"{name_of(stored.dtype)}{list(stored.shape)}")
+        raise Unfit(f"a tensor that is stored for {name_of(dtype)}", described_tensor(stored))
     return torch.view_as_complex(stored)

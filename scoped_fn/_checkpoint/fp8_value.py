@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from scoped_fn import recipes
-from scoped_fn._checkpoint.dtypes import name_of
+from scoped_fn._checkpoint.dtypes import described_tensor
 from scoped_fn._checkpoint.leaves import FP8_TENSORS
 from scoped_fn._checkpoint.plain import Document
 from scoped_fn._checkpoint.recipes import recipe_value
-from scoped_fn._checkpoint.unfit import demand
+from scoped_fn._checkpoint.unfit import Unfit, demand
 from scoped_fn.state import Fp8State
 from scoped_fn.state.fp8_state import gradients_of
 
@@ -32,8 +32,8 @@ def fp8_value(document: Document, take: Callable[[Document], torch.Tensor]) -> F
     shapes = {"scale": [count], "amax_history": [recipe.amax_history_len, count], "grad_sink": [sinks]}
     for name, shape in shapes.items():
         found = tensors[name]
-        well = found.dtype == torch.float32 and list(found.shape) == shape
-        demand(well, f"{name} of FP8 as float32{shape}", f"{name_of(found.dtype)}{list(found.shape)}")
+        if found.dtype != torch.float32 or list(found.shape) != shape:
+            raise Unfit(f"{name} of FP8 as float32{shape}", described_tensor(found))
     return Fp8State(columns, recipe, tensors["scale"], tensors["amax_history"], tensors["grad_sink"])
 
 

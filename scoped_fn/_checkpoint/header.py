@@ -126,7 +126,7 @@ def parsed_json(text: bytes | str, what: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise refusal(what, f"'{shown(str(error)) if str(error) else type(error).__name__}'") from None
+        raise refusal(what, str(error) or type(error).__name__) from None
 
 
 def _json(value: Any) -> bytes:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from scoped_fn._checkpoint.dtypes import described_tensor
 from scoped_fn._checkpoint.plain import Document, plain_value
 from scoped_fn._checkpoint.recipes import scope_value
-from scoped_fn._checkpoint.unfit import demand
+from scoped_fn._checkpoint.unfit import Unfit, demand
 from scoped_fn._specs import TensorSpec
 from scoped_fn._structure import Static, Structure
 from scoped_fn.state import InputQueue, InputSpec, QueuedInputs
@@ -53,8 +54,8 @@ def _spec(document: Document, take: Take) -> InputSpec:
     rising = all(type(i) is int and 0 <= i < len(specs) for i in kept) and kept == sorted(set(kept))
     demand(rising and len(kept) == len(values), f"the places of {len(values)} tensors that are kept", kept)
     for index, value in zip(kept, values, strict=True):
-        alike = value.shape == specs[index].shape and value.dtype == specs[index].dtype
-        demand(alike, f"a kept tensor as {specs[index]}", f"{value.dtype}{list(value.shape)}")
+        if value.shape != specs[index].shape or value.dtype != specs[index].dtype:
+            raise Unfit(f"a kept tensor as {specs[index]}", described_tensor(value))
     return InputSpec(structure, specs, tuple(kept), values)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scoped_fn._checkpoint.dtypes import name_of
+from scoped_fn._checkpoint.dtypes import described_tensor
 from scoped_fn._errors import SpecError
 from scoped_fn._state_check import check_state
 from scoped_fn.state import CompilerState, Fp8State, FrozenDict, InputQueue
@@ -154,4 +154,4 @@ def _check_leaf(name: str, leaf: torch.Tensor, tensor: Any) -> None:
 def _described(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
-    return f"{name_of(value.dtype)}{list(value.shape)}"
+    return described_tensor(value)

@@ -75,4 +75,4 @@ def read(
         return Contents(raw.schema, decode(document, raw.tensors, device), raw.tensors)
     except Unfit as unfit:
         advice = unfit.advice or ADVICE
-        raise CheckpointError(f"Expected {unfit.expected} in '{os.fspath(path)}', got {unfit.got}. {advice}") from None
+        raise CheckpointError(f"Expected {unfit.expected}, got {unfit.got} in '{os.fspath(path)}'. {advice}") from None

@@ -57,7 +57,8 @@ def read_raw(path: str | os.PathLike[str], *, newest: int) -> Raw:
         Unfit: It is no file of `save`, of a newer schema, or damaged.
         OSError: It cannot be opened or read.
     """
-    demand(not stat.S_IFMT(os.stat(path).st_mode) & ~stat.S_IFREG, "a file", f"the folder or device '{path}'")
+    if not stat.S_ISREG(os.stat(path).st_mode):  # asked first: to open a pipe may take for ever
+        raise Unfit("a file", "a folder, pipe or device")
     with open(path, "rb", buffering=0) as file:
         return _read_open(file, os.fstat(file.fileno()).st_size, newest)
 

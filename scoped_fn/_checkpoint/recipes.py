@@ -49,8 +49,10 @@ def recipe_value(document: Document) -> Any:
     """Returns the recipe that JSON stands for, checked by its own constructor."""
     name, content = tag_of(document)
     demand(name in BY_NAME, "the name of a recipe", document)
-    given = {field: _field_value(value) for field, value in pairs_of(content, "fields of a recipe")}
-    return _made(BY_NAME[name], given)
+    pairs = pairs_of(content, "fields of a recipe")
+    fields_once = all(isinstance(field, str) for field, _ in pairs) and len(dict(pairs)) == len(pairs)
+    demand(fields_once, "fields of a recipe, each once", content)
+    return _made(BY_NAME[name], {field: _field_value(value) for field, value in pairs})
 
 
 def scope_document(scope: AutocastScope, path: str) -> Document:
@@ -86,7 +88,7 @@ def _field_document(value: Any, path: str) -> Document:
 def _field_value(document: Document) -> Any:
     name, content = tag_of(document)
     if name == "Format":
-        demand(content in recipes.Format.__members__, "the name of a format", content)
+        demand(isinstance(content, str) and content in recipes.Format.__members__, "the name of a format", content)
         return recipes.Format[content]
     if name not in TUPLES:
         return plain_value(document)
