@@ -73,6 +73,7 @@ class _Encoder:
 def _check_tensor(tensor: Any, path: str) -> None:
     if type(tensor) not in PLAIN_TYPES:
         raise refusal(f"a plain tensor at {path}", described(tensor), "Convert it first.")
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        kind = "on the meta device" if tensor.is_meta else f"with layout {tensor.layout}"
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        kinds = {"on the meta device": tensor.is_meta, "that is nested": tensor.is_nested}
+        kind = next((text for text, found in kinds.items() if found), f"of {tensor.dtype} and {tensor.layout}")
         raise refusal(f"a tensor with its own values in memory at {path}", f"one {kind}", "Convert it first.")
