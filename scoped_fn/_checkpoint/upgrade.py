@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from scoped_fn._checkpoint.plain import Document
-from scoped_fn._checkpoint.unfit import refusal
+from scoped_fn._checkpoint.unfit import Unfit, refusal
 
 # Version -> what makes a document of it one of the next version. There is one version so far.
 UPGRADES: Mapping[int, Callable[[Document], Document]] = MappingProxyType({})
@@ -29,5 +29,8 @@ def upgraded(
     for version in range(schema, newest):
         if version not in upgrades:
             raise refusal(f"a schema that can be brought to {newest}", schema)
-        document = upgrades[version](document)
+        try:
+            document = upgrades[version](document)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # a document of another form than it says
+            raise Unfit(f"a document of schema {version}", f"'{type(error).__name__}: {error}'") from None
     return document
