@@ -19,7 +19,7 @@ from scoped_fn.demo.schedule import PASS_WORDS, parse_passes, parse_schedule
 DESCRIPTION = "A functional compiler for PyTorch: everything that changes lives in one immutable state."
 TRAIN = "Train a small byte-level GPT through scoped_fn.compile, then report losses, speed and a sampled text."
 PROFILE = "Run one training step of the GPT node by node, and show where its time goes and what fills its memory."
-INSPECT = "Show what a checkpoint of `scoped-fn train`, or a saved state_dict of scoped_fn.Engine, holds."
+INSPECT = "Show what a file of scoped_fn.save, a checkpoint of `scoped-fn train` for one, or a saved Engine holds."
 DOCTOR = "Show versions, device, and which backends work here, by compiling a small function with each."
 TUNE = "Time launch configurations of the FP8 kernels on this GPU and rewrite the table that the library launches by."
 
@@ -118,6 +118,10 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
     add("--schedule", type=_words_of(parse_schedule), metavar="STEP:PASSES,...", help=schedule_help)
     add("--out", type=Path, default=default.out, metavar="FOLDER", help="for the results (default: %(default)s)")
     add("--checkpoint", type=Path, metavar="FILE", help="saved to as the run goes; resumed from where it exists")
+    resume_help = (
+        "go on with the run of a file, which has to exist, and save to it; to --checkpoint where that is given"
+    )
+    add("--resume", type=Path, metavar="FILE", help=resume_help)
     add("--no-timing", dest="timing", action="store_false", help="do not time steps at the end")
     _add_model_options(parser)
 

@@ -63,6 +63,12 @@ def read_raw(path: str | os.PathLike[str], *, newest: int) -> Raw:
         return _read_open(file, os.fstat(file.fileno()).st_size, newest)
 
 
+def is_saved(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a file begins as those of `save` do; raises `OSError` if it cannot be opened."""
+    with open(path, "rb") as file:
+        return file.read(LENGTH_BYTES + len(START))[LENGTH_BYTES:] == START
+
+
 def _read_open(file: IO[bytes], size: int, newest: int) -> Raw:
     length, start = _read_start(file, size)
     body = start + _read_exactly(file, length - len(start))
