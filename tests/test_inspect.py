@@ -303,7 +303,7 @@ def test_damage_is_said(run_file: Path, tmp_path: Path, capsys: pytest.CaptureFi
     content = run_file.read_bytes()
     damaged = {
         content[:-1] + bytes([content[-1] ^ 1]): "Expected contents with the digest ",
-        content[: len(content) // 2]: "Expected a",
+        content[: len(content) // 2]: "Expected contents with the digest ",
         content[:200] + bytes(len(content)): "Expected JSON in the header",
     }
     for bad, words in damaged.items():
