@@ -92,17 +92,18 @@ class _TensorsOnly(pickle.Unpickler):
     """Takes tensors, plain containers and `Inert` objects."""
 
     def find_class(self, module: str, name: str, /) -> Callable[..., Any]:
-        if module.split(".")[0] == OF_RECIPES:
-            return Inert
-        # New functions each time: a pickle may set attributes of what it names.
         known: dict[tuple[str, str], Callable[..., Any]] = {
-            ("torch._utils", "_rebuild_tensor_v2"): lambda *given: _tensor_of(*given),
-            ("torch.storage", "_load_from_bytes"): lambda *given: _storage_of(*given),
+            # New functions each time: a pickle may set attributes of what it names.
+            ("torch", "_rebuild_tensor_v2"): lambda *given: _tensor_of(*given),
+            ("torch", "_load_from_bytes"): lambda *given: _storage_of(*given),
             ("collections", "OrderedDict"): OrderedDict,
         }
-        if (module, name) not in known:
+        library = module.split(".")[0]
+        if library == OF_RECIPES:
+            return Inert
+        if (library, name) not in known:
             raise pickle.UnpicklingError(f"{module}.{name}, which is neither a tensor nor plain data")
-        return known[module, name]
+        return known[library, name]
 
     def persistent_load(self, pid: Any, /) -> Any:
         raise pickle.UnpicklingError("a reference to something outside")
