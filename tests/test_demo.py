@@ -403,6 +403,68 @@ def test_a_run_goes_on_from_a_file(tmp_path: Path) -> None:
     assert losses(tmp_path, "--steps", "5", "--recipe", "delayed", *options) == expected[:5]
 
 
+# Dropout.
+
+
+def test_no_dropout_leaves_no_trace_in_the_graph() -> None:
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    names = [name for name, _ in GPT(SMALL).named_parameters()]
+    assert [name for name, _ in GPT(replace(SMALL, dropout=0.5)).named_parameters()] == names
+    graphs = []
+    for config in (SMALL, replace(SMALL, dropout=0.5)):
+        state, fn = sf.compile(sf.init_state(), GPT(config), (tokens, tokens), backend="eager")
+        after, _ = fn(state, fn.params, tokens, tokens)
+        assert torch.equal(after.key, state.key) == (config is SMALL)
+        graphs.append(str(fn.forward_graph))
+    assert "dropout" not in graphs[0]
+    assert graphs[0].count("\n") < graphs[1].count("\n")
+
+
+@pytest.mark.parametrize("recipe", ["none", "delayed"])
+def test_a_resumed_run_drops_what_an_uninterrupted_one_drops(recipe: str, tmp_path: Path) -> None:
+    options = ("--recipe", recipe, "--dropout", "0.3")
+    plain = losses(tmp_path, "--steps", "4", "--recipe", recipe)
+    expected = losses(tmp_path, "--steps", "4", *options)
+    assert expected[0] != plain[0]
+    whole = metrics(tmp_path)["validation_loss"]
+    file = str(tmp_path / "run")
+    assert losses(tmp_path, "--steps", "2", *options, "--checkpoint", file) == expected[:2]
+    assert losses(tmp_path, "--steps", "4", *options, "--resume", file) == expected
+    assert metrics(tmp_path)["validation_loss"] == whole
+    other_passes = ("--steps", "4", *options, "--schedule", "1:memory_budget=0")
+    assert losses(tmp_path, *other_passes) == expected
+
+
+def test_validation_and_sample_are_without_dropout() -> None:
+    stream = torch.get_rng_state()
+    corpus, found = read_corpus(None, context=16), []
+    for dropout in (0.0, 0.9):
+        options = TrainOptions(backend="eager", recipe="delayed", batch=4, model=GPTConfig(1, 32, 16, dropout=dropout))
+        carry, engine = train.build_engine(options, corpus)
+        loss, text = train.validate(carry, engine, corpus, options), train.sample(carry, engine, options, length=5)
+        found.append((loss, text))
+    assert found[0] == found[1]
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+def test_validation_with_dropout_has_the_scales_of_the_run() -> None:
+    options = TrainOptions(backend="eager", recipe="delayed", batch=4, model=GPTConfig(1, 32, 16, dropout=0.1))
+    corpus = read_corpus(None, context=16)
+    carry, engine = train.build_engine(options, corpus)
+    before = train.validate(carry, engine, corpus, options)
+    held = carry.state.fp8[0]
+    wrong = replace(carry.state, fp8=carry.state.fp8.set(0, replace(held, scale=held.scale * 1e-4)))
+    assert train.validate(replace(carry, state=wrong), engine, corpus, options) != before
+
+
+def test_checkpoint_of_another_dropout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "run")
+    losses(tmp_path, "--steps", "1", "--dropout", "0.25", "--checkpoint", file)
+    capsys.readouterr()
+    assert run(tmp_path, "--steps", "2", "--resume", file) == 2
+    assert "Expected --dropout 0.25 as in" in capsys.readouterr().err
+
+
 # Recipes side by side.
 
 
