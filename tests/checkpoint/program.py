@@ -1,4 +1,4 @@
-"""A training program that can be stopped and started again: FP8 with history, batch statistics, momentum."""
+"""A training program that can be stopped and started again: FP8 with history, batch statistics, dropout, momentum."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Run = dict[str, Any]
 
 
 class Loss(nn.Module):
-    """Two layers with a batch norm between them, down to a mean of squares."""
+    """Two layers with a batch norm and dropout between them, down to a mean of squares."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 16))
+        between = (nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(0.2))
+        self.inner = nn.Sequential(nn.Linear(16, 32), *between, nn.Linear(32, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x).square().mean()

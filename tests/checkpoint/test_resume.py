@@ -26,6 +26,7 @@ def test_a_run_goes_on_in_another_process(tmp_path: Path) -> None:
     assert exact(resumed) == exact(whole)
     assert len(set(whole["losses"])) == 2 * STEPS
     assert exact(sf.load(tmp_path / "middle")) == exact(middle)
+    assert exact(first["state"].key) != exact(middle["state"].key) != exact(whole["state"].key)
 
 
 def test_a_file_stays_as_large_as_it_is(tmp_path: Path) -> None:
