@@ -5,11 +5,12 @@ if __name__ != "scoped_fn":
 
 from scoped_fn import passes, random, recipes, stages
 from scoped_fn._carry import jvp, vjp, vmap
+from scoped_fn._checkpoint import from_tensors, load, save, to_tensors
 from scoped_fn._compile import compile
 from scoped_fn._compiled import CompiledFn
 from scoped_fn._detect import detect
 from scoped_fn._engine import Engine
-from scoped_fn._errors import CaptureError, MutationError, RandomOpError, SpecError, StaleConstant
+from scoped_fn._errors import CaptureError, CheckpointError, MutationError, RandomOpError, SpecError, StaleConstant
 from scoped_fn._fp8.quantized_params import QuantizedParams
 from scoped_fn._fp8.scales import update_scales
 from scoped_fn._fp8.scopes import autocast, end_autocast, with_autocast
@@ -69,6 +70,7 @@ __all__ = [
     "AutocastScope",
     "CacheInfo",
     "CaptureError",
+    "CheckpointError",
     "CompiledFn",
     "CompilerState",
     "CustomRecipe",
@@ -112,9 +114,11 @@ __all__ = [
     "end_autocast",
     "fold_in",
     "fp8_support",
+    "from_tensors",
     "grad",
     "init_state",
     "jvp",
+    "load",
     "materialize",
     "merge",
     "next_key",
@@ -128,6 +132,7 @@ __all__ = [
     "recipes",
     "recompile",
     "release",
+    "save",
     "set_buffers",
     "set_constant",
     "set_override",
@@ -135,6 +140,7 @@ __all__ = [
     "stage_gradients",
     "stages",
     "take_inputs",
+    "to_tensors",
     "tree_equal",
     "update_scales",
     "value_and_grad",

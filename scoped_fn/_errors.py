@@ -21,3 +21,7 @@ class StaleConstant(RuntimeError):  # noqa: N818 - it names a state of affairs, 
 
 class SpecError(TypeError):
     """An argument has the wrong structure, shape, dtype or device, or an option has a value that does not exist."""
+
+
+class CheckpointError(ValueError):
+    """A value cannot be saved, or a file is none that `save` made, is damaged, or is of a newer version."""

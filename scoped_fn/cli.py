@@ -19,7 +19,7 @@ from scoped_fn.demo.schedule import PASS_WORDS, parse_passes, parse_schedule
 DESCRIPTION = "A functional compiler for PyTorch: everything that changes lives in one immutable state."
 TRAIN = "Train a small byte-level GPT through scoped_fn.compile, then report losses, speed and a sampled text."
 PROFILE = "Run one training step of the GPT node by node, and show where its time goes and what fills its memory."
-INSPECT = "Show what a checkpoint of `scoped-fn train`, or a saved state_dict of scoped_fn.Engine, holds."
+INSPECT = "Show what a file of scoped_fn.save, a checkpoint of `scoped-fn train` for one, or a saved Engine holds."
 DOCTOR = "Show versions, device, and which backends work here, by compiling a small function with each."
 TUNE = "Time launch configurations of the FP8 kernels on this GPU and rewrite the table that the library launches by."
 
@@ -114,10 +114,16 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=_whole_number(1), default=default.steps, metavar="N", help="in all (default: %(default)s)")
     add("--backend", choices=("inductor", "eager"), default=default.backend, help="default: %(default)s")
     _add_recipe_options(parser)
+    dropout_help = "probability of dropping what a layer adds, in training (default: %(default)s)"
+    add("--dropout", type=_probability, default=default.model.dropout, metavar="P", help=dropout_help)
     schedule_help = f"passes from a step on, as 0:none,50:memory_budget=0.5; passes: {PASS_WORDS}, joined with +"
     add("--schedule", type=_words_of(parse_schedule), metavar="STEP:PASSES,...", help=schedule_help)
     add("--out", type=Path, default=default.out, metavar="FOLDER", help="for the results (default: %(default)s)")
     add("--checkpoint", type=Path, metavar="FILE", help="saved to as the run goes; resumed from where it exists")
+    resume_help = (
+        "go on with the run of a file, which has to exist, and save to it; to --checkpoint where that is given"
+    )
+    add("--resume", type=Path, metavar="FILE", help=resume_help)
     add("--no-timing", dest="timing", action="store_false", help="do not time steps at the end")
     _add_model_options(parser)
 
@@ -174,6 +180,16 @@ def _whole_number(least: int, *, below: int | None = None, multiple_of: int = 1)
     return parse
 
 
+def _probability(word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"Expected a number from 0 to below 1, got {word!r}")
+    return number
+
+
 def _words_of(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
     """Returns a parser of an option's text whose complaints argparse shows."""
 
@@ -190,5 +206,5 @@ def _with_model(chosen: argparse.Namespace) -> dict[str, Any]:
     """Returns the options that were chosen, those of the model as one."""
     given = vars(chosen).copy()
     del given["command"]
-    model = GPTConfig(layers=given.pop("layers"), width=given.pop("width"), context=given.pop("context"))
+    model = GPTConfig(**{name: given.pop(name) for name in ("layers", "width", "context", "dropout") if name in given})
     return {**given, "model": model}

@@ -1,10 +1,10 @@
-"""What a file of tensors holds, read as data: checkpoints of ``scoped-fn train`` and saved `Engine`s."""
+"""What a file holds, read as data: files of `scoped_fn.save`, and saved `Engine`s."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scoped_fn.demo.checkpoint import FORMAT
+from scoped_fn._checkpoint.load import read
+from scoped_fn._checkpoint.plain import joined
+from scoped_fn._checkpoint.read import is_saved
+from scoped_fn._errors import CheckpointError
 from scoped_fn.demo.errors import UsageError
+from scoped_fn.demo.saved_run import SavedRun, are_tensors, run_of
+from scoped_fn.state import CompilerState, Fp8State
 
 SCALE, HISTORY, COLUMNS = "fp8.scale", "fp8.amax_history", "fp8.columns"
-RUN_KEYS = frozenset({"settings", "losses", "params", "count"})
 
 
 @dataclass(frozen=True)
@@ -41,22 +45,22 @@ class ScaleRow:
 
 
 @dataclass(frozen=True)
-class SavedRun:
-    """A checkpoint of ``scoped-fn train``.
+class SavedValue:
+    """A file of `scoped_fn.save`.
 
     Attributes:
-        settings: What the run was started with.
-        losses: The loss of each step, in nats a byte.
-        count: Number of updates that the optimizer made.
-        params: The parameters by name.
-        scales: A row for each site and role; empty where the recipe remembers none.
+        schema: Version of the schema that it was written in.
+        tensors: All tensors by name, in the forms in which they are stored.
+        states: The states in it by their paths; "" for a state that is all there is.
+        plain: What is neither a tensor nor in a state, by its path.
+        run: The run, of a checkpoint of ``scoped-fn train``.
     """
 
-    settings: dict[str, Any]
-    losses: tuple[float, ...]
-    count: int
-    params: dict[str, Tensor]
-    scales: tuple[ScaleRow, ...]
+    schema: int
+    tensors: Mapping[str, Tensor]
+    states: Mapping[str, CompilerState]
+    plain: Mapping[str, Any]
+    run: SavedRun | None
 
 
 @dataclass(frozen=True)
@@ -67,45 +71,62 @@ class SavedEngine:
     scales: tuple[ScaleRow, ...]
 
 
-def read_saved(path: Path) -> SavedRun | SavedEngine:
+def read_saved(path: Path) -> SavedValue | SavedEngine:
     """Returns what a file holds. Nothing in it is executed.
 
     Raises:
         UsageError: It cannot be read, or is neither kind.
     """
     try:
+        if path.is_file() and is_saved(path):
+            return _value_of(path)
         path.open("rb").close()
     except OSError as error:
         raise _refusal(path, error.strerror or "it cannot be opened") from None
+    except CheckpointError as error:
+        raise UsageError(str(error)) from None
+    return _read_engine(path)
+
+
+def scale_rows(held: Fp8State) -> tuple[ScaleRow, ...]:
+    """Returns a row for each site and role."""
+    return _rows(held.columns, held.scale, held.amax_history) or ()
+
+
+def _value_of(path: Path) -> SavedValue:
+    contents = read(path, device=torch.device("cpu"))
+    leaves = list(_leaves(contents.value, ""))
+    states = {where: leaf for where, leaf in leaves if isinstance(leaf, CompilerState)}
+    plain = {where: leaf for where, leaf in leaves if not isinstance(leaf, CompilerState | Tensor)}
+    return SavedValue(contents.schema, contents.tensors, states, plain, run_of(contents.value))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from _leaves(part, joined(path, key))
+    elif isinstance(value, list | tuple) and value:
+        for index, part in enumerate(value):
+            yield from _leaves(part, joined(path, index))
+    else:
+        yield path, value
+
+
+def _read_engine(path: Path) -> SavedEngine:
     try:
         with warnings.catch_warnings():  # about the form of files that are refused anyway
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises about anything on a file that is not its own
         raise _refusal(path, "torch.load cannot read it as plain tensors") from error
-    saved = _run_of(content) or _engine_of(content)
+    saved = _engine_of(content)
     if saved is None:
         raise _refusal(path, "it holds something else")
     return saved
 
 
-def _run_of(content: Any) -> SavedRun | None:
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not content.keys() >= RUN_KEYS:
-        return None
-    settings, losses, params, count = (content[key] for key in ("settings", "losses", "params", "count"))
-    if not (isinstance(settings, dict) and isinstance(count, int) and _are_tensors(params)):
-        return None
-    if not (isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)):
-        return None
-    held = content.get("fp8")
-    if held is None:
-        return SavedRun(settings, tuple(losses), count, params, ())
-    scales = _rows(held.get("columns"), held.get("scale"), held.get("amax_history")) if isinstance(held, dict) else None
-    return None if scales is None else SavedRun(settings, tuple(losses), count, params, scales)
-
-
 def _engine_of(content: Any) -> SavedEngine | None:
-    if not _are_tensors(content) or not content.keys() >= {SCALE, HISTORY, COLUMNS}:
+    if not are_tensors(content) or not content.keys() >= {SCALE, HISTORY, COLUMNS}:
         return None
     scales = _rows(_decoded(content[COLUMNS]), content[SCALE], content[HISTORY])
     params = {name: value for name, value in content.items() if name not in (SCALE, HISTORY, COLUMNS)}
@@ -140,12 +161,6 @@ def _are_columns(columns: Any) -> bool:
     return all(len(each) == 2 and all(isinstance(part, str) for part in each) for each in columns)
 
 
-def _are_tensors(content: Any) -> bool:
-    if not isinstance(content, Mapping):
-        return False
-    return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
-
-
 def _has_data(value: Any, dtype: torch.dtype, dim: int) -> bool:
     if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
         return False
@@ -154,6 +169,6 @@ def _has_data(value: Any, dtype: torch.dtype, dim: int) -> bool:
 
 def _refusal(path: Path, reason: str) -> UsageError:
     return UsageError(
-        f"Expected a checkpoint of scoped-fn train or a saved Engine.state_dict() with FP8 scales, got '{path}': "
+        f"Expected a file of scoped_fn.save or a saved Engine.state_dict() with FP8 scales, got '{path}': "
         f"{reason}. Give another file."
     )

@@ -13,7 +13,7 @@ import torch
 import scoped_fn as sf
 from scoped_fn import cli
 from scoped_fn.demo import job
-from scoped_fn.demo.checkpoint import FORMAT
+from scoped_fn.demo.saved_run import FORMAT
 
 TINY = ("train", "--backend", "eager", "--no-timing", "--layers", "1", "--width", "32", "--context", "16")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,10 +48,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--steps", "many"], "--steps: Expected a whole number of at least 1, got 'many'"),
         (["train", "--seed", "-1"], "--seed: Expected a whole number of at least 0 and below 4294967296, got '-1'"),
         (["train", "--width", "40"], "--width: Expected a whole number of at least 32 that 32 divides, got '40'"),
+        (["train", "--dropout", "1"], "--dropout: Expected a number from 0 to below 1, got '1'"),
+        (["train", "--dropout", "nan"], "--dropout: Expected a number from 0 to below 1, got 'nan'"),
+        (["train", "--dropout", "some"], "--dropout: Expected a number from 0 to below 1, got 'some'"),
+        (["profile", "--dropout", "0.1"], "unrecognized arguments: --dropout 0.1"),
         (["train", "--backend", "cuda"], "--backend: invalid choice: 'cuda'"),
         (["train", "--recipe", "fp4"], "--recipe: invalid choice: 'fp4' (choose from "),
         (["train", "--recipe", "block", "--compare"], "--compare: not allowed with argument --recipe"),
         (["train", "--compare", "--checkpoint", "x.pt"], "Expected --compare without --checkpoint, got both."),
+        (["train", "--compare", "--resume", "x.pt"], "Expected --compare without --resume, got both."),
+        (["train", "--resume"], "--resume: expected one argument"),
         (
             ["train", "--schedule", "50"],
             "argument --schedule: Expected step:passes, got '50'. Write for instance 0:none,",
@@ -85,8 +91,17 @@ def test_bad_option(arguments: list[str], complaint: str, capsys: pytest.Capture
         ("--out short.txt/deep", "Expected a folder, got 'short.txt/deep': Not a directory."),
         ("--checkpoint folder", "Expected a file, got the folder 'folder'."),
         ("--checkpoint short.txt", "Expected a checkpoint of scoped-fn train, got 'short.txt'."),
+        (
+            "--checkpoint torch.pt",
+            "Expected a file that sf.save made, got a zip file, as torch.save makes in 'torch.pt'.",
+        ),
         ("--checkpoint other.pt", "Expected a checkpoint of scoped-fn train, got 'other.pt'."),
-        ("--checkpoint part.pt", "Expected a checkpoint of scoped-fn train, got 'part.pt'."),
+        ("--checkpoint part.pt", "Expected a checkpoint of scoped-fn train, got 'part.pt'. It holds something else."),
+        ("--resume folder", "Expected a file, got the folder 'folder'. Check --resume."),
+        ("--resume missing.pt", "Expected a file to resume from, got 'missing.pt': there is none. Check --resume."),
+        ("--resume new/missing.pt", "got 'new/missing.pt': there is none. Check --resume."),
+        ("--resume missing.pt --checkpoint other.pt", "got 'missing.pt': there is none. Check --resume."),
+        ("--resume part.pt", "got 'part.pt'. It holds something else. Give another --resume."),
     ],
 )
 def test_bad_file(
@@ -96,10 +111,12 @@ def test_bad_file(
     Path("folder").mkdir()
     Path("empty.txt").touch()
     Path("short.txt").write_text("a" * 160)
-    torch.save({"weight": torch.zeros(1)}, "other.pt")
-    torch.save({"format": FORMAT, "params": {}}, "part.pt")
+    torch.save({"weight": torch.zeros(1)}, "torch.pt")
+    sf.save({"weight": torch.zeros(1)}, "other.pt")
+    sf.save({"format": FORMAT, "params": {}}, "part.pt")
     assert cli.main([*TINY, *option.split()]) == 2
     assert complaint in one_line_of_stderr(capsys)
+    assert not Path("new").exists()
 
 
 def test_text_of_the_least_length_is_enough(tmp_path: Path) -> None:
@@ -114,7 +131,9 @@ def test_checkpoint_of_other_settings(capsys: pytest.CaptureFixture[str], tmp_pa
     capsys.readouterr()
     assert cli.main([*run, "--width", "64"]) == 2
     assert "Expected --seed 7 --width 32 as in" in (line := one_line_of_stderr(capsys))
-    assert "got --seed 0 --width 64." in line
+    assert "got --seed 0 --width 64. Give the same or another --checkpoint." in line
+    assert cli.main([*TINY, "--steps", "1", "--resume", str(tmp_path / "run.pt")]) == 2
+    assert "got --seed 0. Give the same or another --resume." in one_line_of_stderr(capsys)
 
 
 @pytest.mark.parametrize(("first", "then"), [("delayed", "none"), ("none", "delayed"), ("current", "mxfp8")])
@@ -202,4 +221,4 @@ def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
     assert last.endswith(" of 1000000 steps; saved run.pt, out/loss.png and out/metrics.json.")
     made = len(json.loads((tmp_path / "out/metrics.json").read_text())["losses"])
     assert f"{made} of 1000000" in table
-    assert len(torch.load(tmp_path / "run.pt", weights_only=True)["losses"]) == made
+    assert len(sf.load(tmp_path / "run.pt")["losses"]) == made

@@ -13,7 +13,7 @@ import torch
 import scoped_fn as sf
 from scoped_fn import cli
 from scoped_fn.demo import compare, job, train
-from scoped_fn.demo.adamw import adamw, init_moments
+from scoped_fn.demo.adamw import Moments, adamw, init_moments
 from scoped_fn.demo.checkpoint import resume
 from scoped_fn.demo.compare_report import Contender, excess
 from scoped_fn.demo.errors import UsageError
@@ -21,6 +21,7 @@ from scoped_fn.demo.gpt import GPT, GPTConfig
 from scoped_fn.demo.options import TrainOptions
 from scoped_fn.demo.precision import RECIPES, first_state, recipe_of
 from scoped_fn.demo.report import printable
+from scoped_fn.demo.saved_run import SavedRun
 from scoped_fn.demo.text import Corpus, read_corpus, training_batch, validation_batches
 from scoped_fn.state.fp8_state import init_fp8
 
@@ -248,10 +249,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     expected = losses(tmp_path, "--steps", "6", *whole)
     assert losses(tmp_path, "--steps", "2", *parts) == expected[:2]
     assert losses(tmp_path, "--steps", "6", *parts) == expected
-    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ("whole.pt", "parts.pt"))
-    for part in ("params", "mean", "square"):
-        for name, value in one[part].items():
-            assert torch.equal(value, other[part][name])
+    one, other = (sf.load(tmp_path / name) for name in ("whole.pt", "parts.pt"))
+    for part in ("params", "mean", "square", "state"):
+        assert sf.tree_equal(one[part], other[part])
 
 
 def test_a_finished_run_is_only_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +280,7 @@ def test_ctrl_c_between_steps_saves_what_there_is(
     assert "2 of 5" in output.out
     assert metrics(tmp_path)["losses"] == expected[:2]
     assert metrics(tmp_path)["step_ms"] == {}
-    assert torch.load(tmp_path / "run.pt", weights_only=True)["losses"] == expected[:2]
+    assert sf.load(tmp_path / "run.pt")["losses"].tolist() == expected[:2]
     assert losses(tmp_path, *options) == expected
 
 
@@ -338,13 +338,13 @@ def test_delayed_scaling_shows_its_scales(tmp_path: Path, capsys: pytest.Capture
     assert run(tmp_path, *options) == 0
     shown = capsys.readouterr().out
     assert "recipe" in shown
-    saved = torch.load(tmp_path / "run.pt", weights_only=True)["fp8"]
+    (saved,) = sf.load(tmp_path / "run.pt")["state"].fp8.values()
     for row in metrics(tmp_path)["scales"]:  # type: ignore[attr-defined]
-        mine = torch.tensor([role == row["role"] for _, role in saved["columns"]])
-        scale = saved["scale"][mine]
+        mine = torch.tensor([role == row["role"] for _, role in saved.columns])
+        scale = saved.scale[mine]
         assert row["sites"] == 6
         assert row["scale"] == [scale.min().item(), scale.max().item()]
-        assert row["amax"] == [(newest := saved["amax_history"][-1, mine]).min().item(), newest.max().item()]
+        assert row["amax"] == [(newest := saved.amax_history[-1, mine]).min().item(), newest.max().item()]
         assert f"FP8, {row['role']}" in shown
         assert f"scale {scale.min():.3g} to {scale.max():.3g}" in shown
     assert [row["role"] for row in metrics(tmp_path)["scales"]] == ["input", "weight", "grad_output"]  # type: ignore[attr-defined]
@@ -354,39 +354,115 @@ def test_a_resumed_run_has_the_scales_of_an_uninterrupted_one(tmp_path: Path) ->
     whole, parts = ("--checkpoint", str(tmp_path / "whole.pt")), ("--checkpoint", str(tmp_path / "parts.pt"))
     expected = losses(tmp_path, "--steps", "5", "--recipe", "delayed", *whole)
     assert losses(tmp_path, "--steps", "2", "--recipe", "delayed", *parts) == expected[:2]
-    half = torch.load(tmp_path / "parts.pt", weights_only=True)
+    half = sf.load(tmp_path / "parts.pt")
     assert losses(tmp_path, "--steps", "5", "--recipe", "delayed", *parts) == expected
-    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ("whole.pt", "parts.pt"))
-    assert one["fp8"]["columns"] == other["fp8"]["columns"]
-    for name in ("scale", "amax_history"):
-        assert torch.equal(one["fp8"][name], other["fp8"][name])
+    one, other = (sf.load(tmp_path / name)["state"] for name in ("whole.pt", "parts.pt"))
+    assert sf.tree_equal(one, other)
     # The scales have a say: without those of the file the losses are others.
-    half["fp8"] |= {"scale": torch.ones(18), "amax_history": torch.zeros(16, 18)}
-    torch.save(half, tmp_path / "parts.pt")
+    tensors = sf.to_tensors(half["state"]) | {"fp8.0.scale": torch.ones(18), "fp8.0.amax_history": torch.zeros(16, 18)}
+    sf.save({**half, "state": sf.from_tensors(half["state"], tensors)}, tmp_path / "parts.pt")
     assert losses(tmp_path, "--steps", "5", "--recipe", "delayed", *parts) != expected
 
 
-def test_a_checkpoint_with_scales_of_other_sites() -> None:
-    state = first_state(0, "delayed")
-    state = replace(state, fp8=state.fp8.set(0, init_fp8([("head", "input")], recipe_of("delayed"))))
-    carry = train.Carry(state, {}, init_moments({}), ())
-    content = {"params": {}, "count": 0, "mean": {}, "square": {}, "losses": []}
-    scales = {"columns": [["head", "input"]], "scale": torch.full((1,), 2.0), "amax_history": torch.ones(16, 1)}
-    resumed = resume(carry, {**content, "fp8": scales}).state.fp8[0]
-    assert (resumed.scale.tolist(), resumed.amax_history.sum().item()) == ([2.0], 16.0)
-    for other in (None, {**scales, "columns": [["tail", "input"]]}, {**scales, "amax_history": torch.ones(8, 1)}):
-        with pytest.raises(UsageError, match="Expected scales of the 1 columns of this model in --checkpoint, got"):
-            resume(carry, {**content, "fp8": other})
+def test_a_checkpoint_of_another_model() -> None:
+    empty = first_state(0, "delayed")
+
+    def scaled(state: sf.CompilerState, site: str, scale: float) -> sf.CompilerState:
+        held = init_fp8([(site, "input")], recipe_of("delayed"))
+        return replace(state, fp8=state.fp8.set(0, replace(held, scale=held.scale * scale)))
+
+    params = {"weight": torch.ones(2)}
+    carry = train.Carry(scaled(empty, "head", 1.0), params, init_moments(params), ())
+    saved = SavedRun({}, {"weight": torch.zeros(2)}, init_moments(params), (1.5,), scaled(empty, "head", 2.0))
+    resumed = resume(carry, saved)
+    assert (resumed.state.fp8[0].scale.tolist(), resumed.params["weight"].tolist()) == ([2.0], [0.0, 0.0])
+    for state in (empty, scaled(empty, "tail", 1.0)):
+        with pytest.raises(UsageError, match="Expected scales of the 1 columns of this model in the checkpoint, got"):
+            resume(carry, replace(saved, state=state))
+    short = replace(saved.state.fp8[0], amax_history=torch.zeros(8, 1))
+    with pytest.raises(UsageError, match="Expected a checkpoint of this model, got another: Expected fp8"):
+        resume(carry, replace(saved, state=replace(empty, fp8=empty.fp8.set(0, short))))
+    for other in ({}, {"weight": torch.ones(3)}, {"bias": torch.ones(2)}, {"weight": torch.ones(2).double()}):
+        for changed in (replace(saved, params=other), replace(saved, moments=Moments(0, other, other))):
+            with pytest.raises(UsageError, match="Expected 1 parameters of this model in the checkpoint, got"):
+                resume(carry, changed)
 
 
-def test_a_checkpoint_from_before_recipes_is_unquantized(tmp_path: Path) -> None:
-    checkpoint = ("--checkpoint", str(tmp_path / "run.pt"))
-    expected = losses(tmp_path, "--steps", "4")
-    losses(tmp_path, "--steps", "2", *checkpoint)
-    saved = torch.load(tmp_path / "run.pt", weights_only=True)
-    del saved["settings"]["recipe"], saved["fp8"]
-    torch.save(saved, tmp_path / "run.pt")
-    assert losses(tmp_path, "--steps", "4", *checkpoint) == expected
+def test_a_run_goes_on_from_a_file(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    expected = losses(tmp_path, "--steps", "6", "--recipe", "delayed")
+    losses(tmp_path, "--steps", "2", "--recipe", "delayed", "--checkpoint", str(first))
+    assert losses(tmp_path, "--steps", "4", "--recipe", "delayed", "--resume", str(first)) == expected[:4]
+    begun = first.read_bytes()
+    assert sf.load(first)["losses"].tolist() == expected[:4]
+    options = ("--resume", str(first), "--checkpoint", str(second))
+    assert losses(tmp_path, "--steps", "6", "--recipe", "delayed", *options) == expected
+    assert first.read_bytes() == begun
+    assert sf.load(second)["losses"].tolist() == expected
+    # Where both exist, the run goes on from the one that --resume names.
+    assert losses(tmp_path, "--steps", "5", "--recipe", "delayed", *options) == expected[:5]
+
+
+# Dropout.
+
+
+def test_no_dropout_leaves_no_trace_in_the_graph() -> None:
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    names = [name for name, _ in GPT(SMALL).named_parameters()]
+    assert [name for name, _ in GPT(replace(SMALL, dropout=0.5)).named_parameters()] == names
+    graphs = []
+    for config in (SMALL, replace(SMALL, dropout=0.5)):
+        state, fn = sf.compile(sf.init_state(), GPT(config), (tokens, tokens), backend="eager")
+        after, _ = fn(state, fn.params, tokens, tokens)
+        assert torch.equal(after.key, state.key) == (config is SMALL)
+        graphs.append(str(fn.forward_graph))
+    assert "dropout" not in graphs[0]
+    assert graphs[0].count("\n") < graphs[1].count("\n")
+
+
+@pytest.mark.parametrize("recipe", ["none", "delayed"])
+def test_a_resumed_run_drops_what_an_uninterrupted_one_drops(recipe: str, tmp_path: Path) -> None:
+    options = ("--recipe", recipe, "--dropout", "0.3")
+    plain = losses(tmp_path, "--steps", "4", "--recipe", recipe)
+    expected = losses(tmp_path, "--steps", "4", *options)
+    assert expected[0] != plain[0]
+    whole = metrics(tmp_path)["validation_loss"]
+    file = str(tmp_path / "run")
+    assert losses(tmp_path, "--steps", "2", *options, "--checkpoint", file) == expected[:2]
+    assert losses(tmp_path, "--steps", "4", *options, "--resume", file) == expected
+    assert metrics(tmp_path)["validation_loss"] == whole
+    other_passes = ("--steps", "4", *options, "--schedule", "1:memory_budget=0")
+    assert losses(tmp_path, *other_passes) == expected
+
+
+def test_validation_and_sample_are_without_dropout() -> None:
+    stream = torch.get_rng_state()
+    corpus, found = read_corpus(None, context=16), []
+    for dropout in (0.0, 0.9):
+        options = TrainOptions(backend="eager", recipe="delayed", batch=4, model=GPTConfig(1, 32, 16, dropout=dropout))
+        carry, engine = train.build_engine(options, corpus)
+        loss, text = train.validate(carry, engine, corpus, options), train.sample(carry, engine, options, length=5)
+        found.append((loss, text))
+    assert found[0] == found[1]
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+def test_validation_with_dropout_has_the_scales_of_the_run() -> None:
+    options = TrainOptions(backend="eager", recipe="delayed", batch=4, model=GPTConfig(1, 32, 16, dropout=0.1))
+    corpus = read_corpus(None, context=16)
+    carry, engine = train.build_engine(options, corpus)
+    before = train.validate(carry, engine, corpus, options)
+    held = carry.state.fp8[0]
+    wrong = replace(carry.state, fp8=carry.state.fp8.set(0, replace(held, scale=held.scale * 1e-4)))
+    assert train.validate(replace(carry, state=wrong), engine, corpus, options) != before
+
+
+def test_checkpoint_of_another_dropout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "run")
+    losses(tmp_path, "--steps", "1", "--dropout", "0.25", "--checkpoint", file)
+    capsys.readouterr()
+    assert run(tmp_path, "--steps", "2", "--resume", file) == 2
+    assert "Expected --dropout 0.25 as in" in capsys.readouterr().err
 
 
 # Recipes side by side.

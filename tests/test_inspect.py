@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 
 import scoped_fn as sf
 from scoped_fn import cli
-from scoped_fn.inspect_file import SavedEngine, SavedRun, ScaleRow, read_saved
+from scoped_fn.inspect_file import SavedEngine, SavedValue, ScaleRow, read_saved
+from tests.state.whole import whole_state
 
 TINY = ("train", "--backend", "eager", "--no-timing", "--layers", "1", "--width", "32", "--context", "16")
 COLUMNS = [["head", "input"], ["head", "weight"]]
@@ -42,7 +44,7 @@ def engine_content(**changes: Any) -> dict[str, Any]:
 
 
 def run_content(file: Path, **changes: Any) -> dict[str, Any]:
-    content: dict[str, Any] = {**torch.load(file, weights_only=True), **changes}
+    content: dict[str, Any] = {**sf.load(file), **changes}
     return {name: value for name, value in content.items() if value is not None}
 
 
@@ -59,21 +61,27 @@ def inspect(path: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
 
 
 def test_a_run_shows_settings_progress_and_sizes(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines, content = inspect(run_file, capsys), torch.load(run_file, weights_only=True)
+    lines, content = inspect(run_file, capsys), sf.load(run_file)
     for name, value in {"seed": 0, "batch": 4, "recipe": "delayed", "layers": 1, "width": 32, "context": 16}.items():
         assert [name, str(value)] in lines
+    assert ["schema", "1"] in lines
     assert ["steps", "3"] in lines
     assert ["optimizer", "updates", "3"] in lines
     assert ["first", "loss", f"{content['losses'][0]:.4f}"] in lines
     assert ["last", "losses", *(f"{loss:.4f}" for loss in content["losses"])] in lines
     elements = sum(value.numel() for value in content["params"].values())
     assert ["float32", str(len(content["params"])), f"{elements:,}"] in lines
+    assert ["params.final_norm.weight", "[32]", "float32", "128"] in lines
+    assert ["state.key", "[2]", "uint32", "8"] in lines
+    assert ["state", "at", "state"] in lines
+    assert ["owner", "0", "gpt"] in lines
 
 
 def test_a_run_shows_the_scale_of_each_site_and_role(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines, held = inspect(run_file, capsys), torch.load(run_file, weights_only=True)["fp8"]
-    assert len(held["columns"]) == 18
-    for (site, role), scale, history in zip(held["columns"], held["scale"], held["amax_history"].T, strict=True):
+    lines = inspect(run_file, capsys)
+    (held,) = sf.load(run_file)["state"].fp8.values()
+    assert len(held.columns) == 18
+    for (site, role), scale, history in zip(held.columns, held.scale, held.amax_history.T, strict=True):
         numbers = [f"{number.item():.4g}" for number in (scale, history[-1], history.max())]
         assert [site, role, *numbers, "3"] in lines
 
@@ -81,10 +89,53 @@ def test_a_run_shows_the_scale_of_each_site_and_role(run_file: Path, capsys: pyt
 def test_a_run_without_scales_has_no_table_of_them(
     run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, content in (("none", {"fp8": None}), ("old", {})):
-        torch.save({**run_content(run_file, fp8=None), **content}, tmp_path / name)
-        assert ["FP8", "scales"] not in inspect(tmp_path / name, capsys)
+    sf.save(run_content(run_file, state=sf.init_state()), tmp_path / "none")
+    assert ["FP8", "scales"] not in inspect(tmp_path / "none", capsys)
     assert ["FP8", "scales"] in inspect(run_file, capsys)
+
+
+def test_a_state_shows_everything_that_it_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sf.save(whole_state(), tmp_path / "state")
+    lines = inspect(tmp_path / "state", capsys)
+    for words in (
+        "state",
+        "key (0, 0)",
+        "next token 2",
+        "constant ub.fprop.is_fp8 True",
+        "constant cuda.capability (10, 0)",
+        "owner 0 encoder, open frames 0",
+        "owner 0 override torch._inductor.config.max_autotune = True",
+        "owner 1 override torch._dynamo.config.recompile_limit = 4",
+        "owner 0 buffers 2",
+        "owner 0 inputs 2 calls, InputSpec(int64[2])",
+        "tensors 10",
+        "buffers.0.mean [3] float32 12",
+        "fp8.0.amax_history [4, 2] float32 32",
+        "int64 3 5",
+        "FP8 scales",
+        "0 grad_output 1 0 0 0",
+    ):
+        assert words.split() in lines, words
+    text = " ".join(" ".join(line) for line in lines)
+    assert "scope 0 enabled; DelayedScaling(margin=0" in text
+    assert "owner 0 FP8 2 columns, DelayedScaling(margin=0" in text
+
+
+def test_any_value_shows_plain_data_and_each_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"a": whole_state(), "b": [whole_state(), 3, {"x": "y" * 300}], "empty": (), "many": list(range(60))}
+    sf.save(value, tmp_path / "value")
+    lines = inspect(tmp_path / "value", capsys)
+    for words in ("state at a", "state at b.0", "b.1 3", "empty ()", "many.0 0", "... and 13 more"):
+        assert words.split() in lines, words
+    assert ["FP8", "scales", "of", "owner", "0", "at", "b.0"] in lines
+    assert "y" * 300 not in "".join("".join(line) for line in lines)
+
+
+def test_scales_that_owners_share_are_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = whole_state()
+    sf.save(replace(state, fp8=state.fp8.set(1, state.fp8[0])), tmp_path / "state")
+    lines = inspect(tmp_path / "state", capsys)
+    assert lines.count(["0", "grad_output", "1", "0", "0", "0"]) == 1
 
 
 def test_an_engine_shows_entries_and_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +184,7 @@ def refusal(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
-    kinds = "a checkpoint of scoped-fn train or a saved Engine.state_dict() with FP8 scales"
+    kinds = "a file of scoped_fn.save or a saved Engine.state_dict() with FP8 scales"
     start = f"scoped-fn: Expected {kinds}, got '{path}': "
     assert line.startswith(start)
     assert line.endswith(". Give another file.")
@@ -165,7 +216,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, run_file: Path, capsys: pyte
     assert refusal(tmp_path / "missing", capsys) == "No such file or directory"
     assert refusal(tmp_path, capsys) == "Is a directory"
     content = run_file.read_bytes()
-    for rubbish in (b"", b"hello", content[: len(content) // 2], bytes(1000), content[:100] + bytes(len(content))):
+    for rubbish in (b"", b"hello", content[:20], bytes(1000), content[:20] + bytes(len(content))):
         (tmp_path / "rubbish").write_bytes(rubbish)
         assert refusal(tmp_path / "rubbish", capsys) == "torch.load cannot read it as plain tensors"
 
@@ -220,22 +271,46 @@ def test_a_file_of_something_else(content: Any, tmp_path: Path, capsys: pytest.C
     "changes",
     [
         {"format": "scoped-fn train 9"},
+        {"more": 1},
         {"settings": None},
         {"settings": [1]},
+        {"settings": {"seed": [1]}},
         {"losses": 3},
-        {"losses": ["a"]},
+        {"losses": torch.ones(3)},
+        {"losses": torch.ones(3, 1, dtype=torch.float64)},
         {"params": None},
         {"params": {"weight": 3}},
+        {"mean": [torch.ones(1)]},
         {"count": "many"},
-        {"fp8": 3},
-        {"fp8": {}},
-        {"fp8": {"columns": COLUMNS, "scale": torch.ones(3), "amax_history": torch.ones(4, 3)}},
+        {"state": 3},
     ],
     ids=str,
 )
-def test_a_run_that_is_not_whole(
+def test_a_run_that_is_not_whole_is_a_value_like_any_other(
     changes: dict[str, Any], run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert isinstance(read_saved(run_file), SavedRun)
-    torch.save(run_content(run_file, **changes), tmp_path / "run.pt")
-    assert refusal(tmp_path / "run.pt", capsys) == "it holds something else"
+    whole = read_saved(run_file)
+    assert isinstance(whole, SavedValue)
+    assert whole.run is not None
+    sf.save(run_content(run_file, **changes), tmp_path / "run.pt")
+    part = read_saved(tmp_path / "run.pt")
+    assert isinstance(part, SavedValue)
+    assert part.run is None
+    assert ["plain", "data"] in inspect(tmp_path / "run.pt", capsys)
+
+
+def test_damage_is_said(run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = run_file.read_bytes()
+    damaged = {
+        content[:-1] + bytes([content[-1] ^ 1]): "Expected contents with the digest ",
+        content[: len(content) // 2]: "Expected contents with the digest ",
+        content[:200] + bytes(len(content)): "Expected JSON in the header",
+    }
+    for bad, words in damaged.items():
+        (tmp_path / "run.pt").write_bytes(bad)
+        capsys.readouterr()
+        assert cli.main(["inspect", str(tmp_path / "run.pt")]) == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        (line,) = output.err.splitlines()
+        assert line.startswith(f"scoped-fn: {words}")

@@ -38,9 +38,10 @@ def run_comparison(options: TrainOptions) -> int:
         CommandError: A file cannot be used, or the backend cannot compile on this machine.
         KeyboardInterrupt: Ctrl-C before there was anything to save.
     """
-    other = "--checkpoint" if options.checkpoint is not None else "--schedule" if options.schedule is not None else None
-    if other is not None:
-        raise UsageError(f"Expected --compare without {other}, got both. Leave one out.")
+    others = {"--checkpoint": options.checkpoint, "--resume": options.resume, "--schedule": options.schedule}
+    for other, given in others.items():
+        if given is not None:
+            raise UsageError(f"Expected --compare without {other}, got both. Leave one out.")
     corpus = read_corpus(options.text, context=options.model.context)
     make_folders(options)
     progress = Console(stderr=True)

@@ -17,14 +17,17 @@ def make_folders(options: TrainOptions) -> None:
     """Makes the folders that results go to, so that a bad path fails before the work.
 
     Raises:
-        UsageError: A path cannot be made or written to.
+        UsageError: A path cannot be made or written to, or there is no file to resume from.
     """
+    if options.resume is not None and not options.resume.exists():
+        raise UsageError(f"Expected a file to resume from, got '{options.resume}': there is none. Check --resume.")
     make_folder(options.out, "--out")
-    if options.checkpoint is None:
+    path, option = options.saves_to, "--resume" if options.checkpoint is None else "--checkpoint"
+    if path is None:
         return
-    make_folder(options.checkpoint.parent, "--checkpoint")
-    if options.checkpoint.is_dir():
-        raise UsageError(f"Expected a file, got the folder '{options.checkpoint}'. Check --checkpoint.")
+    make_folder(path.parent, option)
+    if path.is_dir():
+        raise UsageError(f"Expected a file, got the folder '{path}'. Check {option}.")
 
 
 def write_comparison_files(contenders: Sequence[Contender], options: TrainOptions) -> str:
@@ -40,7 +43,7 @@ def write_files(summary: Summary, options: TrainOptions) -> str:
     picture, metrics = options.out / "loss.png", options.out / "metrics.json"
     draw_losses(picture, summary)
     write_metrics(metrics, summary)
-    names = [str(path) for path in (options.checkpoint, picture, metrics) if path is not None]
+    names = [str(path) for path in (options.saves_to, picture, metrics) if path is not None]
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -20,12 +20,15 @@ class GPTConfig:
         width: Width C of the residual stream; a multiple of 32, the width of one attention head.
         context: Greatest number of tokens T the model sees at once.
         vocabulary: Number of different tokens V; 256 for bytes.
+        dropout: Probability with which an element of what attention and perceptron add to the residual stream is
+            dropped in training; below 1.
     """
 
     layers: int = 4
     width: int = 128
     context: int = 128
     vocabulary: int = 256
+    dropout: float = 0.0
 
 
 class Attention(nn.Module):
@@ -50,19 +53,21 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One transformer block: attention, then a two-layer perceptron, each on a normalised residual stream."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(width)
         self.perceptron_norm = nn.LayerNorm(width)
         self.expand = nn.Linear(width, 4 * width)
         self.project = nn.Linear(4 * width, width)
+        # One that drops nothing would still be an operation in the graph.
+        self.attention_dropout, self.dropout = (nn.Dropout(dropout) if dropout else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the residual stream after this block, (B, T, C)."""
-        x = x + self.attention(self.attention_norm(x))
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
         hidden = functional.gelu(self.expand(self.perceptron_norm(x)))
-        result: Tensor = x + self.project(hidden)
+        result: Tensor = x + self.dropout(self.project(hidden))
         return result
 
 
@@ -87,7 +92,7 @@ class GPT(nn.Module):
         with torch.random.fork_rng(devices=[]):  # nn modules draw their first weights from the global generator
             self.token_embedding = nn.Embedding(config.vocabulary, config.width)
             self.position_embedding = nn.Embedding(config.context, config.width)
-            self.blocks = nn.ModuleList(Block(config.width) for _ in range(config.layers))
+            self.blocks = nn.ModuleList(Block(config.width, config.dropout) for _ in range(config.layers))
             self.final_norm = nn.LayerNorm(config.width)
             self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self.head.weight = self.token_embedding.weight

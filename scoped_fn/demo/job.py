@@ -32,7 +32,7 @@ def run_training(options: TrainOptions) -> int:
     make_folders(options)
     saved = load_checkpoint(options)  # before the compilation: a file that cannot be used is said at once
     progress = Console(stderr=True)
-    first_step = 0 if saved is None else len(saved["losses"])
+    first_step = 0 if saved is None else len(saved.losses)
     carry, job = compile_run(options, corpus, progress, f"compiling with {options.backend}", first_step=first_step)
     outcome = train_until_stopped(carry if saved is None else resume(carry, saved), job)
     save_checkpoint(outcome.carry, options)

@@ -21,7 +21,8 @@ class TrainOptions:
         recipe: How matmuls are quantized, one of `RECIPES`; "none" for not at all.
         schedule: Which passes the step is compiled with, and from which step on; None for no pass ever.
         out: Folder for the loss curve and the metrics.
-        checkpoint: File to resume from and save to, or None.
+        checkpoint: File to save to, and to resume from where it exists, or None.
+        resume: File to resume from, which has to exist, or None; also saved to where there is no `checkpoint`.
         text: File to train on, or None for Python's own manual.
         compare: Whether to train with every recipe, one after the other, instead of one.
         timing: Whether to time steps at the end.
@@ -36,11 +37,17 @@ class TrainOptions:
     schedule: NamedSchedule | None = None
     out: Path = Path("runs/train")
     checkpoint: Path | None = None
+    resume: Path | None = None
     text: Path | None = None
     compare: bool = False
     timing: bool = True
     batch: int = 16
     model: GPTConfig = field(default_factory=GPTConfig)
+
+    @property
+    def saves_to(self) -> Path | None:
+        """The file that the run is saved to, or None."""
+        return self.resume if self.checkpoint is None else self.checkpoint
 
     @property
     def tokens_per_step(self) -> int:

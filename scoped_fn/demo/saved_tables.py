@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
@@ -12,18 +14,22 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from scoped_fn.demo.adamw import Tensors
 from scoped_fn.demo.report import printable
-from scoped_fn.inspect_file import SavedEngine, SavedRun, ScaleRow, read_saved
+from scoped_fn.demo.saved_run import SavedRun
+from scoped_fn.demo.state_rows import state_rows
+from scoped_fn.inspect_file import SavedEngine, SavedValue, ScaleRow, read_saved, scale_rows
+from scoped_fn.state import CompilerState, Fp8State
 
 LAST_LOSSES = 5
+MOST_ROWS, MOST_CHARACTERS = 50, 200
+BY_DTYPE = ("dtype", "tensors", "elements")
 
 
 def run_inspect(path: Path) -> int:
     """Prints what a file holds, as tables, and returns the exit code 0.
 
     Raises:
-        UsageError: The file cannot be read, or is neither a checkpoint nor a saved `Engine`.
+        UsageError: The file cannot be read, or is neither a file of `save` nor a saved `Engine`.
     """
     console = Console()
     for table in tables_of(read_saved(path)):
@@ -32,22 +38,57 @@ def run_inspect(path: Path) -> int:
     return 0
 
 
-def tables_of(saved: SavedRun | SavedEngine) -> Iterator[Table]:
-    """Yields the tables that show a saved run or model."""
-    if isinstance(saved, SavedRun):
-        yield _table("settings", ("", ""), saved.settings.items())
-        yield _table("progress", ("", ""), _progress(saved))
-    else:
-        yield _table("entries", ("name", "shape", "dtype", "elements"), map(_entry, saved.params.items()), numbers=1)
-    yield _table("elements by dtype", ("dtype", "tensors", "elements"), _by_dtype(saved.params), numbers=2)
-    if saved.scales:
-        headings = ("site", "role", "scale", "newest\namax", "greatest\namax", "steps")
-        yield _table("FP8 scales", headings, map(_scale, saved.scales), numbers=4)
+def tables_of(saved: SavedValue | SavedEngine) -> Iterator[Table]:
+    """Yields the tables that show a saved value or model."""
+    if isinstance(saved, SavedEngine):
+        entries = ("name", "shape", "dtype", "elements")
+        yield _table("entries", entries, map(_entry, saved.params.items()), numbers=1)
+        yield _table("elements by dtype", BY_DTYPE, _by_dtype(saved.params), numbers=2)
+        yield from _scales(saved.scales, "")
+        return
+    yield _table("file", ("", ""), _file(saved))
+    if saved.run is not None:
+        yield _table("settings", ("", ""), saved.run.settings.items())
+        yield _table("progress", ("", ""), _progress(saved.run))
+    elif saved.plain:
+        yield _table("plain data", ("", ""), _plain(saved.plain))
+    for path, state in saved.states.items():
+        yield _table(f"state{_at(path)}", ("", ""), state_rows(state))
+    if saved.tensors:
+        yield _table("tensors", ("name", "shape", "dtype", "bytes"), map(_tensor, saved.tensors.items()), numbers=1)
+        yield _table("elements by dtype", BY_DTYPE, _by_dtype(_counted(saved)), numbers=2)
+    for path, state in saved.states.items():
+        for token, held in _different_scales(state).items():
+            alone = len(state.fp8) == len(saved.states) == 1
+            yield from _scales(scale_rows(held), "" if alone else f" of owner {token}{_at(path)}")
+
+
+def _file(saved: SavedValue) -> Iterator[tuple[str, str]]:
+    yield "schema", f"{saved.schema}"
+    yield "tensors", f"{len(saved.tensors)}"
+    yield "bytes of tensors", f"{sum(map(_bytes, saved.tensors.values())):,}"
+
+
+def _counted(saved: SavedValue) -> Mapping[str, Tensor]:
+    """Returns the tensors whose elements are of interest: of a run the parameters."""
+    return saved.tensors if saved.run is None else saved.run.params
+
+
+def _at(path: str) -> str:
+    return f" at {path}" if path else ""
+
+
+def _plain(plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for path, value in islice(plain.items(), MOST_ROWS):
+        text = repr(value)
+        yield path, text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+    if len(plain) > MOST_ROWS:
+        yield "...", f"and {len(plain) - MOST_ROWS} more"
 
 
 def _progress(saved: SavedRun) -> Iterator[tuple[str, str]]:
     yield "steps", f"{len(saved.losses)}"
-    yield "optimizer updates", f"{saved.count}"
+    yield "optimizer updates", f"{saved.moments.count}"
     if saved.losses:
         yield "first loss", f"{saved.losses[0]:.4f}"
         yield "last losses", "  ".join(f"{loss:.4f}" for loss in saved.losses[-LAST_LOSSES:])
@@ -58,7 +99,27 @@ def _entry(named: tuple[str, Tensor]) -> tuple[str, str, str, str]:
     return name, str(list(value.shape)), _dtype(value), f"{value.numel():,}"
 
 
-def _by_dtype(params: Tensors) -> Iterator[tuple[str, str, str]]:
+def _tensor(named: tuple[str, Tensor]) -> tuple[str, str, str, str]:
+    return *_entry(named)[:3], f"{_bytes(named[1]):,}"
+
+
+def _bytes(value: Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
+def _different_scales(state: CompilerState) -> dict[int, Fp8State]:
+    """Returns the scales by owner, those that several share once."""
+    first = {id(held): token for token, held in reversed(list(state.fp8.items()))}
+    return {token: held for token, held in state.fp8.items() if first[id(held)] == token}
+
+
+def _scales(rows: Sequence[ScaleRow], of: str) -> Iterator[Table]:
+    if rows:
+        headings = ("site", "role", "scale", "newest\namax", "greatest\namax", "steps")
+        yield _table(f"FP8 scales{of}", headings, map(_scale, rows), numbers=4)
+
+
+def _by_dtype(params: Mapping[str, Tensor]) -> Iterator[tuple[str, str, str]]:
     sizes: dict[str, list[int]] = defaultdict(list)
     for value in params.values():
         sizes[_dtype(value)].append(value.numel())

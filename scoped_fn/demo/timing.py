@@ -20,13 +20,13 @@ Contestants = Mapping[str, Callable[[], None]]
 def compare_steps(carry: Carry, engine: Engine, batch: tuple[Tensor, Tensor], *, backend: str) -> dict[str, float]:
     """Returns the median milliseconds of a forward and backward by contestant; only scoped_fn quantizes."""
     model = copy.deepcopy(engine.model)
-    return median_ms(
-        {
-            "scoped_fn": step_of(carry, engine, batch),
-            "torch.compile": _autograd_step(model, torch.compile(model, backend=backend), batch),
-            "eager": _autograd_step(model, model, batch),
-        }
-    )
+    contestants = {
+        "scoped_fn": step_of(carry, engine, batch),
+        "torch.compile": _autograd_step(model, torch.compile(model, backend=backend), batch),
+        "eager": _autograd_step(model, model, batch),
+    }
+    with torch.random.fork_rng(devices=[]):  # the other two draw dropout from the global generator
+        return median_ms(contestants)
 
 
 def median_ms(contestants: Contestants) -> dict[str, float]:

@@ -172,19 +172,40 @@ def validate(carry: Carry, engine: Engine, corpus: Corpus, options: TrainOptions
     """Returns the mean loss in nats a byte over evenly spread parts of the validation text."""
     context = options.model.context
     batches = validation_batches(corpus, count=VALIDATION_BATCHES, batch=options.batch, context=context)
+    state, loss = _evaluation(carry, engine, corpus, options)
     with torch.no_grad():
-        losses = [engine.loss(carry.state, carry.params, *batch)[1].item() for batch in batches]
+        losses = [loss(state, carry.params, *batch)[1].item() for batch in batches]
     return float(sum(losses) / len(losses))
+
+
+def _evaluation(
+    carry: Carry, engine: Engine, corpus: Corpus, options: TrainOptions
+) -> tuple[sf.CompilerState, sf.CompiledFn]:
+    """Returns a state and the loss without dropout, with the scales of the run: the run's own where nothing drops."""
+    if not options.model.dropout:
+        return carry.state, engine.loss
+    model, batch = _evaluated_model(engine, options), first_batch(options, corpus)
+    with torch.no_grad():
+        state, loss = sf.compile(
+            first_state(options.seed, options.recipe), model, batch, backend=options.backend, name="gpt-evaluated"
+        )
+    held = carry.state.fp8.get(engine.loss.owner)
+    return state if held is None else replace(state, fp8=state.fp8.set(loss.owner, held)), loss
+
+
+def _evaluated_model(engine: Engine, options: TrainOptions) -> GPT:
+    model = engine.model
+    return GPT(replace(options.model, dropout=0.0), seed=options.seed) if options.model.dropout else model
 
 
 def sample(carry: Carry, engine: Engine, options: TrainOptions, *, length: int) -> bytes:
     """Returns bytes that the model writes after a line break."""
     generator = torch.Generator().manual_seed(options.seed)
-    tokens = torch.tensor([[ord("\n")]])
+    tokens, model = torch.tensor([[ord("\n")]]), _evaluated_model(engine, options)
     with torch.no_grad():
         for _ in range(length):
             seen = tokens[:, -options.model.context :]
-            logits = functional_call(engine.model, carry.params, (seen,))[:, -1]
+            logits = functional_call(model, carry.params, (seen,))[:, -1]
             probabilities = (logits / TEMPERATURE).softmax(dim=-1)
             tokens = torch.cat([tokens, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
     return bytes(tokens[0, 1:].tolist())

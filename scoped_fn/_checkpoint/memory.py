@@ -1,0 +1,21 @@
+"""The memory of a tensor as bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import torch
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Returns the memory of a contiguous tensor on the CPU, to read and to write; it lasts as long as the tensor.
+
+    NumPy would give the same, for some dtypes, and is not needed elsewhere.
+    """
+    if sys.byteorder != "little":  # pragma: no cover
+        raise RuntimeError("Expected a little-endian machine, got a big-endian one. Files are little-endian.")
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
