@@ -12,7 +12,7 @@ from scoped_fn.interop.arrays import narrow_name, narrowed
 from scoped_fn.interop.convert import is_array, is_tensor
 from scoped_fn.interop.dtypes import name_of
 from scoped_fn.interop.jax_primitive import bind, tangent_class
-from scoped_fn.interop.pytrees import Static, Structure, flatten, unflatten
+from scoped_fn.interop.pytrees import Structure, check_static, flatten, unflatten
 from scoped_fn.interop.register import register_jax
 from scoped_fn.interop.torch_call import Spec, Tensors, TorchCall
 from scoped_fn.state import CompilerState
@@ -65,10 +65,13 @@ class JaxFunction:
     def __repr__(self) -> str:
         return f"to_jax({self._fn!r})"
 
+    def __deepcopy__(self, memo: Any) -> JaxFunction:
+        return self
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the function's result as arrays."""
         arrays, structure = flatten((args, dict(sorted(kwargs.items()))), is_array)
-        _check_static(structure)
+        check_static(structure, is_tensor, "JAX arrays, got a torch.Tensor", "torch_to_jax")
         arrays = [_as_array(array) for array in arrays]
         key = (structure, tuple((array.shape, str(array.dtype)) for array in arrays), narrow_name("int64"))
         if key not in self._calls:
@@ -134,16 +137,3 @@ def _buffers_of_states(structure: Structure, count: int) -> set[int]:
     nodes = optree.tree_leaves(places, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)  # type: ignore[arg-type]
     states = [node for node in nodes if isinstance(node, CompilerState)]
     return {place for state in states for named in state.buffers.values() for place in named.values()}  # type: ignore[misc]
-
-
-def _check_static(structure: Structure) -> None:
-    for leaf in structure.leaves:
-        if isinstance(leaf, Static) and isinstance(leaf.value, torch.Tensor):
-            raise TypeError("Expected JAX arrays, got a torch.Tensor. Convert it first with interop.torch_to_jax.")
-    try:
-        hash(structure)
-    except TypeError as error:
-        raise TypeError(
-            f"Expected arguments of arrays and static values that hash, got one that does not: {error}. "
-            "Pass numbers, strings, None, or arrays."
-        ) from error

@@ -108,6 +108,24 @@ def checked(leaf: Any) -> Any:
     return leaf
 
 
+def check_static(structure: Structure, is_other: Callable[[Any], bool], what: str, convert: str) -> None:
+    """Checks what is static in the arguments of a function.
+
+    Raises:
+        TypeError: It is an array of the other library, or has no hash.
+    """
+    for leaf in structure.leaves:
+        if isinstance(leaf, Static) and is_other(leaf.value):
+            raise TypeError(f"Expected {what}. Convert it first with interop.{convert}.")
+    try:
+        hash(structure)
+    except TypeError as error:
+        raise TypeError(
+            f"Expected arguments of arrays and static values that hash, got one that does not: {error}. "
+            "Pass numbers, strings, None, or arrays."
+        ) from error
+
+
 def _build(structure: Structure, arrays: Iterator[Any]) -> Any:
     values: list[Any] = []
     for leaf in structure.leaves:

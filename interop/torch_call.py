@@ -130,8 +130,8 @@ def _batched(call: TorchCall, dims: tuple[int | None, ...], size: int) -> TorchC
         over: Any = torch.func.vmap(lambda *row: tuple(call.run(row)), dims, randomness="same")
         return list(over(*tensors))
 
-    inputs = tuple(_with_batch(spec, dim, size) for spec, dim in zip(call.inputs, dims, strict=True))
-    outputs = tuple(_with_batch(spec, 0, size) for spec in call.outputs)
+    inputs = tuple(batched_spec(spec, dim, size) for spec, dim in zip(call.inputs, dims, strict=True))
+    outputs = tuple(batched_spec(spec, 0, size) for spec in call.outputs)
     if call.transposed is None:
         return TorchCall(run, inputs, outputs, call.owned)
     count, transposed = call.transposed
@@ -159,7 +159,8 @@ def _spread(mask: Mask, inner: Mask) -> Mask:
     return tuple(there and next(rest) for there in mask)
 
 
-def _with_batch(spec: Spec, dim: int | None, size: int) -> Spec:
+def batched_spec(spec: Spec, dim: int | None, size: int) -> Spec:
+    """Returns what a tensor looks like with a batch dimension; `None` is none."""
     if dim is None:
         return spec
     return Spec((*spec.shape[:dim], size, *spec.shape[dim:]), spec.dtype, spec.array_dtype)
