@@ -102,7 +102,8 @@ def _jitted(call: JaxCall) -> Any:
     function = jax.jit(call.run)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        with jax.enable_x64(call.x64):
+        # The values are at hand, also where JAX is tracing a function around this call.
+        with jax.ensure_compile_time_eval(), jax.enable_x64(call.x64):
             # JAX reads the memory of the tensors during the call alone: results are copied before it ends.
             results = function(*(narrowed(as_numpy(plain(tensor).contiguous())) for tensor in tensors))
             return [array_to_tensor(result) for result in results]
