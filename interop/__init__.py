@@ -9,8 +9,8 @@ if __name__ != "scoped_fn.interop":
     )
 
 from scoped_fn.interop.convert import jax_to_torch, torch_to_jax
+from scoped_fn.interop.jax_function import to_jax
 from scoped_fn.interop.register import register_jax
 from scoped_fn.interop.torch_function import from_jax
-from scoped_fn.interop.jax_function import to_jax
 
 __all__ = ["from_jax", "jax_to_torch", "register_jax", "to_jax", "torch_to_jax"]

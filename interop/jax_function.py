@@ -134,6 +134,6 @@ def _specs_of(arrays: list[Any], structure: Structure) -> list[Spec]:
 def _buffers_of_states(structure: Structure, count: int) -> set[int]:
     """Returns which arrays are buffers of a state. With x64 off JAX holds torch's counters, int64, as int32."""
     places = unflatten(structure, range(count))
-    nodes = optree.tree_leaves(places, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)  # type: ignore[arg-type]
-    states = [node for node in nodes if isinstance(node, CompilerState)]
-    return {place for state in states for named in state.buffers.values() for place in named.values()}  # type: ignore[misc]
+    nodes = optree.tree_leaves(places, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)
+    states: list[Any] = [node for node in nodes if isinstance(node, CompilerState)]
+    return {place for state in states for named in state.buffers.values() for place in named.values()}

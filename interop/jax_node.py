@@ -7,6 +7,7 @@ operator has a rule for shapes, and belongs to its `JaxCall`: it is gone when th
 from __future__ import annotations
 
 import uuid
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +18,13 @@ from scoped_fn.interop.dtypes import as_numpy
 from scoped_fn.interop.jax_call import JaxCall
 from scoped_fn.interop.torch_call import Mask, Spec, chosen
 
+NAMESPACE = "scoped_fn_interop"
 Tensors = tuple[torch.Tensor, ...]
 
 
 def apply(call: JaxCall, tensors: Sequence[torch.Tensor]) -> Tensors:
     """Returns the results of a call for tensors of any kind: plain, recorded, transformed, traced."""
-    return JaxNode.apply(call, *tensors) if call.outputs else ()  # type: ignore[no-any-return, no-untyped-call]
+    return JaxNode.apply(call, *tensors) if call.outputs else ()  # type: ignore[no-untyped-call]
 
 
 class JaxNode(torch.autograd.Function):
@@ -75,40 +77,62 @@ class JaxNode(torch.autograd.Function):
 
 def _operator(call: JaxCall) -> Any:
     """Returns the operator of a call, which takes and gives a list."""
-    return call.kept("operator", lambda: _make_operator(call))
+    return call.kept("operator", lambda: _make_operator(call))[1]
 
 
-def _make_operator(call: JaxCall) -> Any:
-    run = _jitted(call)
-    operator = torch.library.custom_op(
-        f"scoped_fn_interop::jax_{uuid.uuid4().hex}", run, mutates_args=(), schema="(Tensor[] tensors) -> Tensor[]"
-    )
+def _make_operator(call: JaxCall) -> tuple[torch.library.Library, Any]:
+    # The operator belongs to the call and may not hold it in turn: torch's registry is out of sight of Python's
+    # garbage collector. It is gone with its library.
+    get, name = _Weak(call), f"jax_{uuid.uuid4().hex}"
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define(f"{name}(Tensor[] tensors) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    library.impl(name, lambda tensors: _run(get(), tensors), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
-    @operator.register_fake
     def shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in call.outputs]
+        return [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in get().outputs]
 
-    @operator.register_vmap
     def batched(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor]) -> Any:
-        results = _operator(call.batched(tuple(in_dims[0]), info.batch_size))(tensors)
+        results = _operator(get().batched(tuple(in_dims[0]), info.batch_size))(tensors)
         return results, [0] * len(results)
 
-    return operator
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=library)
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", batched, lib=library)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", _no_derivative, lib=library)
+    return library, getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-def _jitted(call: JaxCall) -> Any:
+def _no_derivative(ctx: Any, *cotangents: Any) -> Any:
+    raise RuntimeError(
+        "Expected a derivative by the rules of the function that from_jax returned, got one of the operator inside. "
+        "Compile the function that calls it anew."
+    )
+
+
+class _Weak:
+    """A call that lives as long as the function that `from_jax` returned."""
+
+    def __init__(self, call: JaxCall) -> None:
+        self._reference = weakref.ref(call)
+
+    def __call__(self) -> JaxCall:
+        call = self._reference()
+        if call is None:
+            raise RuntimeError(
+                "Expected the function that from_jax returned to be alive where compiled code calls it, got one that "
+                "is gone. Keep a reference to it."
+            )
+        return call
+
+
+def _run(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     import jax
 
-    function = jax.jit(call.run)
-
-    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        # The values are at hand, also where JAX is tracing a function around this call.
-        with jax.ensure_compile_time_eval(), jax.enable_x64(call.x64):
-            # JAX reads the memory of the tensors during the call alone: results are copied before it ends.
-            results = function(*(narrowed(as_numpy(plain(tensor).contiguous())) for tensor in tensors))
-            return [array_to_tensor(result) for result in results]
-
-    return run
+    function = call.kept("jitted", lambda: jax.jit(call.run))
+    # The values are at hand, also where JAX is tracing a function around this call.
+    with jax.ensure_compile_time_eval(), jax.enable_x64(call.x64):
+        # JAX reads the memory of the tensors during the call alone: results are copied before it ends.
+        results = function(*(narrowed(as_numpy(plain(tensor).contiguous())) for tensor in tensors))
+        return [array_to_tensor(result) for result in results]
 
 
 def _differentiable(specs: tuple[Spec, ...], mask: Sequence[bool]) -> Mask:

@@ -1,8 +1,8 @@
 """A `TorchCall` as a JAX function with rules of its own for batches, tangents and gradients.
 
-The value and its batches are plain JAX (a callback under `custom_vmap` and `custom_jvp`), so `jax.jit` calls them by its
-fastest way. A tangent is an operation that JAX can also transpose into a gradient, which `custom_jvp` alone does not
-give for a callback: an instance of a class of `jax.experimental.hijax`. It is gone once a gradient is traced. No
+The value and its batches are plain JAX (a callback under `custom_vmap` and `custom_jvp`), so `jax.jit` calls them by
+its fastest way. A tangent is an operation that JAX can also transpose into a gradient, which `custom_jvp` alone does
+not give for a callback: an instance of a class of `jax.experimental.hijax`. It is gone once a gradient is traced. No
 registry of JAX grows, and none of ours is needed.
 """
 
@@ -92,7 +92,7 @@ def _struct(spec: Spec) -> Any:
     import jax
     import jax.numpy as jnp
 
-    return jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.array_dtype))
+    return jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.array_dtype))  # type: ignore[no-untyped-call]
 
 
 def _vjp_backward(self: Any, kept: Any, cotangents: Any, *sums: Any) -> None:

@@ -68,15 +68,15 @@ class TorchCall:
 
     def tangent(self, wanted: Mask, used: Mask) -> TorchCall:
         """Returns (inputs, tangents of the wanted ones) -> tangents of the used outputs."""
-        return self.kept(("tangent", wanted, used), lambda: _tangent(self, wanted, used))
+        return self.kept(("tangent", wanted, used), lambda: _tangent(self, wanted, used))  # type: ignore[no-any-return]
 
     def pulled(self, wanted: Mask, used: Mask) -> TorchCall:
         """Returns (inputs, cotangents of the used outputs) -> cotangents of the wanted inputs."""
-        return self.kept(("pulled", wanted, used), lambda: _pulled(self, wanted, used))
+        return self.kept(("pulled", wanted, used), lambda: _pulled(self, wanted, used))  # type: ignore[no-any-return]
 
     def batched(self, dims: tuple[int | None, ...], size: int) -> TorchCall:
         """Returns the function of inputs with a batch dimension; outputs have it in front."""
-        return self.kept(("batched", dims, size), lambda: _batched(self, dims, size))
+        return self.kept(("batched", dims, size), lambda: _batched(self, dims, size))  # type: ignore[no-any-return]
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns what was made for the key, the same at every call: JAX compares functions by identity."""

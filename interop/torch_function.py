@@ -56,7 +56,7 @@ class TorchFunction:
         self._calls: dict[Any, tuple[JaxCall, Structure]] = {}
         # The words at the start are Dynamo's own for such code, by which `compile` knows to keep it as it is.
         reason = "Unsupported custom jvp: a JAX function has rules of its own."
-        self._kept_from_dynamo = torch.compiler.disable(self._call, reason=reason)
+        self._kept_from_dynamo = torch.compiler.disable(self._call, reason=reason)  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         return f"from_jax({self._f!r})"
@@ -94,7 +94,8 @@ def traced(f: Callable[..., Any], structure: Structure, specs: tuple[Spec, ...])
         seen[:] = [out_structure]
         return tuple(_words(result) for result in results)
 
-    shapes = jax.eval_shape(run, *(jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.array_dtype)) for spec in specs))
+    like: Any = jax.ShapeDtypeStruct
+    shapes = jax.eval_shape(run, *(like(spec.shape, jnp.dtype(spec.array_dtype)) for spec in specs))
     outputs = tuple(Spec(shape.shape, name_of(shape.dtype), name_of(shape.dtype)) for shape in shapes)
     return JaxCall(run, specs, outputs, x64_enabled()), seen[0]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -220,10 +222,24 @@ def test_what_is_refused(name: str) -> None:
         call()
 
 
-def test_the_operator_is_as_torch_wants_one_and_dies_with_its_function() -> None:
+def test_the_operator_is_as_torch_wants_one() -> None:
     f = from_jax(jax_pair)
     f(X, Y)
     ((call, _),) = f._calls.values()  # type: ignore[attr-defined]
-    torch.library.opcheck(call.derived["operator"], ([X, Y],))
-    name = call.derived["operator"]._name
-    assert hasattr(torch.ops.scoped_fn_interop, name)
+    torch.library.opcheck(call.derived["operator"][1], ([X, Y],))
+    with pytest.raises(RuntimeError, match="Expected a derivative by the rules of the function"):
+        call.derived["operator"][1]([X.clone().requires_grad_(), Y])[0].sum().backward()
+
+
+def test_nothing_outlives_the_function() -> None:
+    f = from_jax(jax_pair)
+    grad(lambda x, f=f: f(x, Y)[1])(X)
+    ((call, _),) = f._calls.values()  # type: ignore[attr-defined]
+    library, operator = call.derived["operator"]
+    watched = [weakref.ref(f), weakref.ref(call), weakref.ref(library)]
+    del f, call, library
+    jax.clear_caches()  # JAX keeps what it has compiled
+    gc.collect()
+    assert [reference() for reference in watched] == [None] * 3
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        operator([X, Y])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -174,3 +176,17 @@ def test_a_tensor_that_requires_a_gradient_is_detached() -> None:
     f = to_jax(lambda x: (weight * x).sum())
     assert jax.grad(f)(X).tolist() == [1.0] * 3
     assert weight.grad is None
+
+
+def test_nothing_outlives_the_function() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    f = to_jax(double)
+    jax.jit(jax.grad(lambda x, f=f: f(x).sum()))(X)
+    jax.hessian(lambda x, f=f: f(x).sum())(X)
+    watched = [weakref.ref(f), weakref.ref(double)]
+    del f, double
+    jax.clear_caches()  # JAX keeps what it has compiled
+    gc.collect()
+    assert [reference() for reference in watched] == [None] * 2
