@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 def tensor_to_array(tensor: torch.Tensor) -> Any:
     """Returns a tensor's values as a JAX array on JAX's default device."""
-    import jax.numpy as jnp
+    import jax
 
-    # Contiguous and private, so JAX may keep the memory.
+    # Contiguous and private, so JAX may keep the memory: device_put does, where its device is the CPU.
     host = as_numpy(plain(tensor).clone(memory_format=torch.contiguous_format))
-    return jnp.asarray(narrowed(host))
+    return jax.device_put(narrowed(host))
 
 
 def array_to_tensor(array: Any) -> torch.Tensor:

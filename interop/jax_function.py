@@ -37,8 +37,9 @@ def to_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
         argument and result.
 
     Raises:
-        TypeError: At the call: an argument is a tensor, a container that nobody knows, or a static value without a
-            hash; with x64 off, an argument or result is float64 or complex128.
+        TypeError: `fn` is no function, or compiled with `rng="torch"`. At the call: an argument is a tensor, a
+            container that nobody knows, or a static value without a hash; with x64 off, an argument or result is
+            float64 or complex128.
         jax.errors.JaxRuntimeError: At the call: `fn` failed, or its results differ in shape, dtype or structure from
             when it was traced. The text holds the error.
 
@@ -50,6 +51,7 @@ def to_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not callable(fn):
         raise TypeError(f"Expected a function of tensors, got a {type(fn).__name__}. Pass something to call.")
+    _check_pure(fn)
     register_jax()
     return JaxFunction(fn)
 
@@ -101,15 +103,26 @@ def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> t
         return found
 
     made = tuple(Spec(shape, dtype, narrow_name(dtype)) for shape, dtype in outputs)
-    return TorchCall(run, tuple(specs), made, owned=not _keeps_arguments(fn)), expected
+    # What is compiled is refused if it writes into an argument, so it may see memory that is not its own.
+    return TorchCall(run, tuple(specs), made, owned=_compiled(fn) is None), expected
 
 
-def _keeps_arguments(fn: Any) -> bool:
-    """Returns whether a function is known not to write into its arguments: what is compiled is refused if it does."""
+def _compiled(fn: Any) -> Any:
+    """Returns the compiled function that a function is, or is a whole step of; None if it is neither."""
     import scoped_fn as sf
 
-    inner = getattr(fn, "fn", None) if type(fn).__module__.split(".")[0] == sf.__name__ else fn
-    return isinstance(fn, sf.CompiledFn) or isinstance(inner, sf.CompiledFn)
+    inner = getattr(fn, "fn", None) if type(fn).__module__.split(".")[0] == sf.__name__ else None
+    return next((each for each in (fn, inner) if isinstance(each, sf.CompiledFn)), None)
+
+
+def _check_pure(fn: Any) -> None:
+    """Raises `TypeError` for a function that would draw one mask in its forward, and another one in its backward."""
+    compiled = _compiled(fn)
+    if compiled is not None and compiled.captured.rng == "torch":
+        raise TypeError(
+            f"Expected a function that depends on its arguments alone, got {compiled.name} with rng='torch'. "
+            "Compile it without rng='torch'."
+        )
 
 
 def _as_array(array: Any) -> Any:

@@ -28,9 +28,17 @@ def bind(kind: type, call: TorchCall, arrays: Any) -> tuple[Any, ...]:
 
 
 def tangent_class() -> type:
-    """Returns the class of operations that are linear in their last inputs; made from a `TorchCall`."""
-    from jax.experimental.hijax import VJPHiPrimitive
+    """Returns the class of operations that are linear in their last inputs; made from a `TorchCall`.
 
+    Raises:
+        ImportError: JAX is too old.
+    """
+    import jax
+
+    try:
+        from jax.experimental.hijax import VJPHiPrimitive
+    except ImportError as error:
+        raise ImportError(f"Expected jax 0.10 or later, got {jax.__version__}. Install a newer one.") from error
     rules = {
         "__init__": _init,
         "expand": lambda self, *arrays: bind(type(self), self.call, arrays),

@@ -149,3 +149,32 @@ def _sum_of(fn: sf.CompiledFn) -> Any:
         return state, out.sum()
 
     return total
+
+
+def test_random_numbers_of_torch_are_refused() -> None:
+    _, fn = sf.compile(sf.init_state(), nn.Dropout(0.5), (X,), backend="eager", rng="torch")
+    for function in (fn, sf.value_and_grad(fn)):
+        with pytest.raises(TypeError, match=r"depends on its arguments alone, got Dropout with rng='torch'"):
+            to_jax(function)
+
+
+class Doubled(torch.autograd.Function):
+    """A custom Function without a rule for forward mode, whose backward is its own."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> torch.Tensor:
+        return cotangent * 20
+
+
+def test_a_custom_backward_is_what_jax_uses() -> None:
+    f = to_jax(Doubled.apply)
+    assert jax.grad(lambda x: f(x).sum())(jnp.ones(2)).tolist() == [20.0, 20.0]
+    with pytest.raises(Exception, match="jvp"):
+        jax.jvp(f, (jnp.ones(2),), (jnp.ones(2),))
