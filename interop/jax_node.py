@@ -1,7 +1,7 @@
 """A `JaxCall` as one operation of torch: a node of autograd over an operator that tracers take whole.
 
 The node has the rules for gradients, tangents and batches, each again such an operation, so any order works. The
-operator has a rule for shapes, and belongs to its `JaxCall`: it is gone when that is.
+operator has a rule for shapes, and works as long as its `JaxCall` lives.
 """
 
 from __future__ import annotations
@@ -77,16 +77,17 @@ class JaxNode(torch.autograd.Function):
 
 def _operator(call: JaxCall) -> Any:
     """Returns the operator of a call, which takes and gives a list."""
-    return call.kept("operator", lambda: _make_operator(call))[1]
+    return call.kept("operator", lambda: _make_operator(call))
 
 
-def _make_operator(call: JaxCall) -> tuple[torch.library.Library, Any]:
-    # The operator belongs to the call and may not hold it in turn: torch's registry is out of sight of Python's
-    # garbage collector. It is gone with its library.
+def _make_operator(call: JaxCall) -> Any:
+    # torch's registry is out of sight of Python's garbage collector, so the operator may not hold the call. The
+    # operator itself stays registered, an empty shell: calling one that is gone would read freed memory.
     get, name = _Weak(call), f"jax_{uuid.uuid4().hex}"
     library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(f"{name}(Tensor[] tensors) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-    library.impl(name, lambda tensors: _run(get(), tensors), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
+    def compute(tensors: list[torch.Tensor], _kept: Any = library) -> list[torch.Tensor]:
+        return _run(get(), tensors)
 
     def shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in get().outputs]
@@ -95,10 +96,12 @@ def _make_operator(call: JaxCall) -> tuple[torch.library.Library, Any]:
         results = _operator(get().batched(tuple(in_dims[0]), info.batch_size))(tensors)
         return results, [0] * len(results)
 
+    library.define(f"{name}(Tensor[] tensors) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    library.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", batched, lib=library)
     torch.library.register_autograd(f"{NAMESPACE}::{name}", _no_derivative, lib=library)
-    return library, getattr(getattr(torch.ops, NAMESPACE), name).default
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
 def _no_derivative(ctx: Any, *cotangents: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -114,3 +116,17 @@ def test_torch_compile_leaves_it_out_of_its_graphs() -> None:
     module = Activated(from_jax(_jax_activation)).eval()
     compiled = torch.compile(module, backend="eager", dynamic=False)
     torch.testing.assert_close(compiled(XS), module(XS))
+
+
+def test_a_compiled_function_keeps_the_jax_function_that_it_calls() -> None:
+    f = from_jax(jax_pair)
+    state, fn = sf.compile(sf.init_state(), model_of(f), (W, X), backend="eager")
+    expected = fn(state, W, X)[1]
+    alive = weakref.ref(f)
+    del f
+    gc.collect()
+    assert alive() is not None
+    torch.testing.assert_close(fn(state, W, X)[1], expected)
+    del fn
+    gc.collect()
+    assert alive() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -178,3 +179,44 @@ def test_a_custom_backward_is_what_jax_uses() -> None:
     assert jax.grad(lambda x: f(x).sum())(jnp.ones(2)).tolist() == [20.0, 20.0]
     with pytest.raises(Exception, match="jvp"):
         jax.jvp(f, (jnp.ones(2),), (jnp.ones(2),))
+
+
+def _with_dropout() -> tuple[sf.CompilerState, sf.CompiledFn]:
+    return sf.compile(sf.init_state(key=7), lambda x: nn.functional.dropout(x, 0.5), (torch.ones(64),), backend="eager")
+
+
+def test_random_numbers_come_from_the_key_of_the_state() -> None:
+    state, fn = _with_dropout()
+    f, arrays, ones = to_jax(fn), torch_to_jax(state), jnp.ones(64)
+    after, first = jax.jit(f)(arrays, ones)
+    close((after, first), fn(state, torch.ones(64)))
+    assert f(arrays, ones)[1].tolist() == first.tolist()
+    slopes = jax.jit(jax.grad(lambda x: f(arrays, x)[1].sum()))(ones)
+    assert slopes.tolist() == first.tolist()  # the mask of the forward
+    assert f(after, ones)[1].tolist() != first.tolist()
+
+
+def test_a_scan_moves_the_key_on_as_a_loop_does() -> None:
+    state, fn = _with_dropout()
+    f = to_jax(fn)
+    after, rows = jax.jit(lambda state, xs: jax.lax.scan(f, state, xs))(torch_to_jax(state), jnp.ones((3, 64)))
+    for row in rows:
+        state, expected = fn(state, torch.ones(64))
+        assert row.tolist() == expected.tolist()
+    assert after.key.tolist() == state.key.tolist()
+
+
+def test_one_key_gives_one_mask_to_a_batch_and_batched_keys_one_each() -> None:
+    state, fn = _with_dropout()
+    f, arrays = to_jax(fn), torch_to_jax(state)
+    _, rows = jax.vmap(f, (None, 0))(arrays, jnp.ones((3, 64)))
+    expected = fn(state, torch.ones(64))[1].tolist()
+    assert rows.tolist() == [expected] * 3
+    states = [sf.init_state(key=seed) for seed in range(3)]
+    states = [replace(state, key=each.key) for each in states]
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(torch_to_jax, states))
+    after, rows = jax.jit(jax.vmap(f))(both, jnp.ones((3, 64)))
+    for i, own in enumerate(states):
+        own_after, own_row = fn(own, torch.ones(64))
+        assert rows[i].tolist() == own_row.tolist()
+        assert after.key[i].tolist() == own_after.key.tolist()
