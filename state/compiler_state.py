@@ -154,9 +154,10 @@ def _leaf_text(leaf: Any) -> str:
 
 
 def _flatten(state: CompilerState) -> tuple[tuple[Any, ...], Static]:
-    buffers = {token: dict(named) for token, named in state.buffers.items()}
-    fp8 = {token: tensors_of(held) for token, held in state.fp8.items()}
-    inputs = {token: queue_tensors(queue) for token, queue in state.inputs.items()}
+    # Sorted, as optree and JAX sort keys and torch does not: leaves have one order in all three.
+    buffers = {token: dict(sorted(named.items())) for token, named in sorted(state.buffers.items())}
+    fp8 = {token: tensors_of(held) for token, held in sorted(state.fp8.items())}
+    inputs = {token: queue_tensors(queue) for token, queue in sorted(state.inputs.items())}
     columns = FrozenDict({token: (held.columns, held.recipe) for token, held in state.fp8.items()})
     queues = FrozenDict({token: queue_static(queue) for token, queue in state.inputs.items()})
     static = (state.owners, state.next_token, state.autocast, columns, state.overrides, state.constants, queues)

@@ -10,7 +10,14 @@ import pytest
 
 from tests.source_rules.rooms import ROOT
 
-FACES = ("scoped_fn", "scoped_fn.state", "scoped_fn.stages", "scoped_fn.passes", "scoped_fn.kernels")
+FACES = (
+    "scoped_fn",
+    "scoped_fn.state",
+    "scoped_fn.stages",
+    "scoped_fn.passes",
+    "scoped_fn.kernels",
+    "scoped_fn.interop",
+)
 PUBLIC = [(face, name) for face in FACES for name in importlib.import_module(face).__all__]
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 

@@ -14,7 +14,16 @@ from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 
 from scoped_fn._torch.levels import Level
 
-__all__ = ["SingleLevelFunction", "graph_is_kept", "is_last_backward", "single_level_allowed"]
+__all__ = ["SingleLevelFunction", "graph_is_kept", "has_every_rule", "is_last_backward", "single_level_allowed"]
+
+
+def has_every_rule(node: Any) -> bool:
+    """Returns whether a node is of a custom autograd.Function with rules for gradients, tangents and batches."""
+    function: Any = getattr(type(node), "_forward_cls", torch.autograd.Function)
+    return all(
+        getattr(function, rule) is not getattr(torch.autograd.Function, rule)
+        for rule in ("setup_context", "backward", "jvp", "vmap")
+    )
 
 
 def is_last_backward(level: Level | None, argument: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Capture by running the model on tensors without data: second choice, for Python code that Dynamo refuses.
 
 Plain tracing sees operations, not code, so checkpoint regions and custom gradients would be lost in silence: they are
-refused.
+refused. A model whose custom Functions have rules for every transform is kept as its code instead.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure, flatten
 from scoped_fn._torch.tensors import fake_mode
 from scoped_fn._torch.tracing import make_fx
+from scoped_fn.stages.capture_opaque import capture_opaque
 from scoped_fn.stages.captured import Pieces, refuse_none, warn_about_side_effects
 from scoped_fn.stages.trace_watch import refuse_hidden_rules, user_place
 
@@ -39,12 +40,15 @@ def capture_trace(
     try:
         with mode:
             fakes = [spec_of(tensor, "a tensor").fake() for tensor in real]
-            refuse_hidden_rules(flat, fakes)
-            gm = make_fx(flat, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
+            only_code = refuse_hidden_rules(flat, fakes)
+            if not only_code:
+                gm = make_fx(flat, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
     except CaptureError:
         raise
     except Exception as error:
         raise CaptureError(_explain(error, source)) from error
+    if only_code:
+        return capture_opaque(source, structure, tensors)
     return _pieces(gm, real, seen)
 
 

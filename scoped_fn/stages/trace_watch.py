@@ -15,21 +15,32 @@ from torch.overrides import TorchFunctionMode
 
 from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._errors import CaptureError, RandomOpError
+from scoped_fn._torch.nodes import has_every_rule
 from scoped_fn._torch.tracing import top_saved_tensors_hooks
 
 
-def refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[torch.Tensor]) -> None:
-    """Raises `CaptureError` for checkpoint regions, hooks, custom autograd.Functions and shapes that depend on values.
+def refuse_hidden_rules(flat: Callable[..., list[torch.Tensor]], fakes: list[torch.Tensor]) -> bool:
+    """Returns whether the model applies custom autograd.Functions that have rules for every transform.
+
+    No graph holds these rules, but running the model's code again keeps them.
 
     Args:
         flat: The model as a function of tensors.
         fakes: Fake tensors to run it on.
+
+    Raises:
+        CaptureError: There are checkpoint regions, hooks, other custom Functions or shapes that depend on values.
     """
     copies = [fake.detach().clone().requires_grad_(fake.requires_grad) for fake in fakes]
     with _Watch(), python_draws_refused():
         outputs = flat(*copies)
-    for node in custom_nodes(output for output in outputs if isinstance(output, torch.Tensor)):
-        raise CaptureError(_lost(f"custom autograd.Functions such as {type(node).__name__.removesuffix('Backward')}"))
+    nodes = custom_nodes(output for output in outputs if isinstance(output, torch.Tensor))
+    for node in nodes:
+        if not has_every_rule(node):
+            raise CaptureError(
+                _lost(f"custom autograd.Functions such as {type(node).__name__.removesuffix('Backward')}")
+            )
+    return bool(nodes)
 
 
 def user_place(stack: Iterable[traceback.FrameSummary]) -> str:

@@ -9,7 +9,17 @@ import importlib
 import sys
 import warnings
 
-BENCHMARKS = ("call", "transforms", "train_step", "cold_compile", "neighbours", "kernels", "fp8", "lifecycles")
+BENCHMARKS = (
+    "call",
+    "transforms",
+    "train_step",
+    "cold_compile",
+    "neighbours",
+    "kernels",
+    "fp8",
+    "lifecycles",
+    "interop",
+)
 
 
 def main(names: list[str]) -> int:

@@ -25,7 +25,9 @@ ALLOWED = {
     "kernels": Imports(rooms=(), outside=("torch", "triton")),
     "state": Imports(rooms=(), outside=("torch", "optree")),
     "scoped_fn": Imports(rooms=("state", "kernels"), outside=("torch", "optree")),
-    "interop": Imports(rooms=("state",), outside=("torch",), lazy_rooms=("scoped_fn",), lazy_outside=("jax",)),
+    "interop": Imports(
+        rooms=("state",), outside=("torch", "optree"), lazy_rooms=("scoped_fn",), lazy_outside=("jax", "numpy")
+    ),
 }
 # Only what talks to a person may draw.
 DRAWING = ("rich", "matplotlib")

@@ -1,0 +1,152 @@
+"""`to_jax`: a pure torch function as a JAX function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+
+from scoped_fn.interop.arrays import narrow_name, narrowed
+from scoped_fn.interop.convert import is_array, is_tensor
+from scoped_fn.interop.dtypes import name_of
+from scoped_fn.interop.jax_primitive import bind, tangent_class
+from scoped_fn.interop.pytrees import Structure, check_static, flatten, unflatten
+from scoped_fn.interop.register import register_jax
+from scoped_fn.interop.torch_call import Spec, Tensors, TorchCall
+from scoped_fn.state import CompilerState
+from scoped_fn.state.compiler_state import NAMESPACE
+
+
+def to_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a pure torch function as a JAX function.
+
+    It works under every transform of JAX, in any nesting: `jit`, `grad`, `vjp`, `jvp`, `hessian`, `vmap`,
+    `checkpoint`, `lax.scan`, `cond`, `while_loop`. Derivatives are `torch.func`'s of `fn`, so those of a compiled
+    function run compiled; a gradient runs the forward again. A batch is one call of `torch.func.vmap`.
+
+    Args:
+        fn: A pure function: a `CompiledFn`, `value_and_grad` of one, or any torch function whose result depends on
+            its arguments alone. It is called with tensors on the CPU, once with ones, identity matrices and integer
+            zeros for each new kind of arguments, to learn the shapes of its outputs.
+
+    Returns:
+        A function of pytrees of JAX arrays. NumPy arrays count as arrays and a typed random key as its uint32 words;
+        numbers, strings and `None` in arguments are static, as are those in the result. A `CompilerState` may be
+        argument and result.
+
+    Raises:
+        TypeError: `fn` is no function, or compiled with `rng="torch"`. At the call: an argument is a tensor, a
+            container that nobody knows, or a static value without a hash; with x64 off, an argument or result is
+            float64 or complex128.
+        jax.errors.JaxRuntimeError: At the call: `fn` failed, or its results differ in shape, dtype or structure from
+            when it was traced. The text holds the error.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> f = to_jax(lambda x, power=2: (x**power).sum())
+        >>> jax.jit(jax.grad(f))(jnp.arange(3.0))
+        Array([0., 2., 4.], dtype=float32)
+    """
+    if not callable(fn):
+        raise TypeError(f"Expected a function of tensors, got a {type(fn).__name__}. Pass something to call.")
+    _check_pure(fn)
+    register_jax()
+    return JaxFunction(fn)
+
+
+class JaxFunction:
+    """What `to_jax` returns."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._kind = tangent_class()
+        self._calls: dict[Any, tuple[TorchCall, Structure]] = {}
+
+    def __repr__(self) -> str:
+        return f"to_jax({self._fn!r})"
+
+    def __deepcopy__(self, memo: Any) -> JaxFunction:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the function's result as arrays."""
+        arrays, structure = flatten((args, dict(sorted(kwargs.items()))), is_array)
+        check_static(structure, is_tensor, "JAX arrays, got a torch.Tensor", "torch_to_jax")
+        arrays = [_as_array(array) for array in arrays]
+        key = (structure, tuple((array.shape, str(array.dtype)) for array in arrays), narrow_name("int64"))
+        if key not in self._calls:
+            self._calls[key] = traced(self._fn, structure, _specs_of(arrays, structure))
+        call, out_structure = self._calls[key]
+        return unflatten(out_structure, bind(self._kind, call, arrays))
+
+
+def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> tuple[TorchCall, Structure]:
+    """Returns a function of flat tensors, and the structure of its result."""
+
+    def flat(tensors: Tensors) -> tuple[list[torch.Tensor], Structure]:
+        args, kwargs = unflatten(structure, tensors)
+        return flatten(fn(*args, **kwargs), is_tensor)
+
+    with torch.no_grad():
+        results, expected = flat([spec.example() for spec in specs])
+    outputs = [(tuple(result.shape), name_of(result.dtype)) for result in results]
+
+    def run(tensors: Tensors) -> Tensors:
+        found, now = flat(tensors)
+        if now != expected:
+            raise ValueError(
+                f"Expected a result like the one when the function was traced, {expected}, got {now}. "
+                "Return containers and numbers that depend on shapes and static arguments alone."
+            )
+        return found
+
+    made = tuple(Spec(shape, dtype, narrow_name(dtype)) for shape, dtype in outputs)
+    # What is compiled is refused if it writes into an argument, so it may see memory that is not its own.
+    return TorchCall(run, tuple(specs), made, owned=_compiled(fn) is None), expected
+
+
+def _compiled(fn: Any) -> Any:
+    """Returns the compiled function that a function is, or is a whole step of; None if it is neither."""
+    import scoped_fn as sf
+
+    inner = getattr(fn, "fn", None) if type(fn).__module__.split(".")[0] == sf.__name__ else None
+    return next((each for each in (fn, inner) if isinstance(each, sf.CompiledFn)), None)
+
+
+def _check_pure(fn: Any) -> None:
+    """Raises `TypeError` for a function that would draw one mask in its forward, and another one in its backward."""
+    compiled = _compiled(fn)
+    if compiled is not None and compiled.captured.rng == "torch":
+        raise TypeError(
+            f"Expected a function that depends on its arguments alone, got {compiled.name} with rng='torch'. "
+            "Compile it without rng='torch'."
+        )
+
+
+def _as_array(array: Any) -> Any:
+    """Returns an array of a dtype that torch has; the words of a typed random key."""
+    import jax
+    import jax.numpy as jnp
+
+    if not isinstance(array, jax.Array):
+        return narrowed(array)
+    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+
+
+def _specs_of(arrays: list[Any], structure: Structure) -> list[Spec]:
+    names = [name_of(array.dtype) for array in arrays]
+    wide = set() if narrow_name("int64") == "int64" else _buffers_of_states(structure, len(arrays))
+    return [
+        Spec(tuple(array.shape), "int64" if name == "int32" and i in wide else name, name)
+        for i, (array, name) in enumerate(zip(arrays, names, strict=True))
+    ]
+
+
+def _buffers_of_states(structure: Structure, count: int) -> set[int]:
+    """Returns which arrays are buffers of a state. With x64 off JAX holds torch's counters, int64, as int32."""
+    places = unflatten(structure, range(count))
+    nodes = optree.tree_leaves(places, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)
+    states: list[Any] = [node for node in nodes if isinstance(node, CompilerState)]
+    return {place for state in states for named in state.buffers.values() for place in named.values()}

@@ -1,0 +1,160 @@
+"""Structured values at the border: one order, one rule for `None`, every container that one of the libraries knows.
+
+torch keeps the order of a dict and counts `None` as a leaf; JAX sorts keys and drops `None`. Here the rules are those
+of optree, which are JAX's: keys of a dict are sorted (an `OrderedDict` keeps its order), `None` is no leaf. A class
+that only JAX or only torch knows is taken apart as that library does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+import torch
+import torch.utils._pytree as torch_pytree
+
+from scoped_fn.state.compiler_state import NAMESPACE
+
+
+@dataclass(frozen=True)
+class Static:
+    """A leaf that is no array. Compares by type and exact value: 1, 1.0 and True are three things, NaN is one."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self._exact() == other._exact()
+
+    def __hash__(self) -> int:
+        return hash(self._exact())
+
+    def _exact(self) -> Any:
+        value = self.value
+        return type(value), repr(value) if isinstance(value, (float, complex)) else value
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A node that optree does not know.
+
+    Attributes:
+        spec: How its own library builds it from its children.
+        build: `tree_unflatten` of that library, as (spec, children).
+        children: The structure of its children, a list.
+    """
+
+    spec: Any
+    build: Callable[[Any, list[Any]], Any]
+    children: Structure
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How to build a structured value from its arrays; hashable, compares by value.
+
+    Attributes:
+        spec: The containers, as optree sees them.
+        leaves: For each leaf: None for an array, a `Static`, or a `Foreign` node.
+    """
+
+    spec: Any
+    leaves: tuple[Any, ...]
+
+
+def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[list[Any], Structure]:
+    """Returns the arrays of a structured value, in order, and the rest as a `Structure`.
+
+    Raises:
+        TypeError: There is a container that no library knows, so arrays in it would be overlooked.
+    """
+    found, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
+    arrays: list[Any] = []
+    leaves: list[Any] = []
+    for leaf in found:
+        if is_array(leaf):
+            arrays.append(leaf)
+            leaves.append(None)
+            continue
+        node = _foreign(leaf, is_array, arrays)
+        leaves.append(Static(checked(leaf)) if node is None else node)
+    return arrays, Structure(spec, tuple(leaves))
+
+
+def unflatten(structure: Structure, arrays: Sequence[Any]) -> Any:
+    """Returns the structured value with these arrays."""
+    return _build(structure, iter(arrays))
+
+
+def tree_map_arrays(function: Callable[[Any], Any], tree: Any, is_array: Callable[[Any], bool]) -> Any:
+    """Returns the tree with the function applied to its arrays and everything else as it is."""
+    arrays, structure = flatten(tree, is_array)
+    return unflatten(structure, [function(array) for array in arrays])
+
+
+def checked(leaf: Any) -> Any:
+    """Returns a leaf that is no array.
+
+    Raises:
+        TypeError: It is a container that neither optree, torch nor JAX knows.
+    """
+    if isinstance(leaf, Mapping) or (dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)):
+        raise TypeError(
+            f"Expected arrays, numbers, strings, None and containers that optree, JAX or torch know, "
+            f"got a {type(leaf).__name__}. Register it, for example with jax.tree_util.register_dataclass."
+        )
+    return leaf
+
+
+def check_static(structure: Structure, is_other: Callable[[Any], bool], what: str, convert: str) -> None:
+    """Checks what is static in the arguments of a function.
+
+    Raises:
+        TypeError: It is an array of the other library, or has no hash.
+    """
+    for leaf in structure.leaves:
+        if isinstance(leaf, Static) and is_other(leaf.value):
+            raise TypeError(f"Expected {what}. Convert it first with interop.{convert}.")
+    try:
+        hash(structure)
+    except TypeError as error:
+        raise TypeError(
+            f"Expected arguments of arrays and static values that hash, got one that does not: {error}. "
+            "Pass numbers, strings, None, or arrays."
+        ) from error
+
+
+def _build(structure: Structure, arrays: Iterator[Any]) -> Any:
+    values: list[Any] = []
+    for leaf in structure.leaves:
+        if leaf is None:
+            values.append(next(arrays))
+        elif isinstance(leaf, Static):
+            values.append(leaf.value)
+        else:
+            values.append(leaf.build(leaf.spec, _build(leaf.children, arrays)))
+    return optree.tree_unflatten(structure.spec, values)
+
+
+def _foreign(leaf: Any, is_array: Callable[[Any], bool], arrays: list[Any]) -> Foreign | None:
+    """Returns what one of the other two libraries knows a leaf as, and adds its arrays; None if it is a leaf there."""
+    import jax
+
+    if isinstance(leaf, torch.Size):  # torch would take it apart and give a tuple back
+        return None
+    for flatten_of, build in ((jax.tree_util.tree_flatten, jax.tree_util.tree_unflatten), _TORCH):
+        children, spec = flatten_of(leaf, is_leaf=lambda node: node is not leaf)
+        if len(children) != 1 or children[0] is not leaf:
+            inner, structure = flatten(children, is_array)
+            arrays += inner
+            return Foreign(spec, build, structure)
+    return None
+
+
+def _build_torch(spec: Any, children: list[Any]) -> Any:
+    return torch_pytree.tree_unflatten(children, spec)
+
+
+_TORCH = (torch_pytree.tree_flatten, _build_torch)

@@ -1,0 +1,166 @@
+"""A pure function of flat tensors with known shapes, and the functions derived from it: JAX asks for these.
+
+Tangents, gradients and batches are `torch.func`'s, so of a compiled function they are compiled too. A gradient runs the
+forward again: nothing is kept between two calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
+Mask = tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a tensor looks like.
+
+    Attributes:
+        shape: Its shape.
+        dtype: The name of its dtype in torch.
+        array_dtype: The name of its dtype in JAX: the same, but for integers of 64 bits while x64 is off.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    array_dtype: str
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether it has a derivative."""
+        return "float" in self.dtype or "complex" in self.dtype
+
+    def example(self) -> torch.Tensor:
+        """Returns values to try a function with: ones, identity matrices, zero for integers."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        if not self.differentiable:
+            return torch.zeros(self.shape, dtype=dtype)
+        if len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
+            return torch.eye(self.shape[-1]).expand(self.shape).to(dtype)
+        return torch.ones(self.shape).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchCall:
+    """A pure function of flat tensors; compares by identity.
+
+    Attributes:
+        run: Takes tensors like `inputs`, gives tensors like `outputs`.
+        inputs: What it takes.
+        outputs: What it gives.
+        owned: Whether it may be given memory of its own only, since it might write into what it is given.
+        transposed: For a function that is linear in its last inputs: (how many these are; which outputs have a
+            cotangent -> the function (other inputs, these cotangents) -> cotangents of the linear inputs).
+        derived: What was derived from it so far.
+    """
+
+    run: Callable[[Tensors], Tensors]
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    owned: bool = True
+    transposed: tuple[int, Callable[[Mask], TorchCall]] | None = None
+    derived: dict[Hashable, Any] = field(default_factory=dict)
+
+    def tangent(self, wanted: Mask, used: Mask) -> TorchCall:
+        """Returns (inputs, tangents of the wanted ones) -> tangents of the used outputs."""
+        return self.kept(("tangent", wanted, used), lambda: _tangent(self, wanted, used))  # type: ignore[no-any-return]
+
+    def pulled(self, wanted: Mask, used: Mask) -> TorchCall:
+        """Returns (inputs, cotangents of the used outputs) -> cotangents of the wanted inputs."""
+        return self.kept(("pulled", wanted, used), lambda: _pulled(self, wanted, used))  # type: ignore[no-any-return]
+
+    def batched(self, dims: tuple[int | None, ...], size: int) -> TorchCall:
+        """Returns the function of inputs with a batch dimension; outputs have it in front."""
+        return self.kept(("batched", dims, size), lambda: _batched(self, dims, size))  # type: ignore[no-any-return]
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what was made for the key, the same at every call: JAX compares functions by identity."""
+        if key not in self.derived:
+            self.derived[key] = make()
+        return self.derived[key]
+
+
+def chosen(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """Returns the values where the mask is true."""
+    return [value for value, there in zip(values, mask, strict=True) if there]
+
+
+def _tangent(call: TorchCall, wanted: Mask, used: Mask) -> TorchCall:
+    count = len(call.inputs)
+
+    def run(tensors: Tensors) -> Tensors:
+        of, active = _active(call, tensors[:count], wanted, used)
+        found: Any = torch.func.jvp(of, tuple(active), tuple(tensors[count:]))
+        return list(found[1])
+
+    return TorchCall(
+        run,
+        (*call.inputs, *chosen(call.inputs, wanted)),
+        tuple(chosen(call.outputs, used)),
+        call.owned,
+        (sum(wanted), lambda inner: call.pulled(wanted, _spread(used, inner))),
+    )
+
+
+def _pulled(call: TorchCall, wanted: Mask, used: Mask) -> TorchCall:
+    count = len(call.inputs)
+
+    def run(tensors: Tensors) -> Tensors:
+        of, active = _active(call, tensors[:count], wanted, used)
+        pull: Any = torch.func.vjp(of, *active)[1]
+        # torch pairs a cotangent with the conjugate of a tangent, JAX with the tangent itself.
+        return [grad.conj() for grad in pull(tuple(cotangent.conj() for cotangent in tensors[count:]))]
+
+    return TorchCall(
+        run,
+        (*call.inputs, *chosen(call.outputs, used)),
+        tuple(chosen(call.inputs, wanted)),
+        call.owned,
+        (sum(used), lambda inner: call.tangent(_spread(wanted, inner), used)),
+    )
+
+
+def _batched(call: TorchCall, dims: tuple[int | None, ...], size: int) -> TorchCall:
+    def run(tensors: Tensors) -> Tensors:
+        over: Any = torch.func.vmap(lambda *row: tuple(call.run(row)), dims, randomness="same")
+        return list(over(*tensors))
+
+    inputs = tuple(batched_spec(spec, dim, size) for spec, dim in zip(call.inputs, dims, strict=True))
+    outputs = tuple(batched_spec(spec, 0, size) for spec in call.outputs)
+    if call.transposed is None:
+        return TorchCall(run, inputs, outputs, call.owned)
+    count, transposed = call.transposed
+
+    def transposed_of_batched(used: Mask) -> TorchCall:
+        return transposed(used).batched((*dims[:-count], *(0,) * sum(used)), size)
+
+    return TorchCall(run, inputs, outputs, call.owned, (count, transposed_of_batched))
+
+
+def _active(call: TorchCall, tensors: Tensors, wanted: Mask, used: Mask) -> tuple[Callable[..., Any], list[Any]]:
+    """Returns the function of the wanted inputs alone that gives the used outputs, and these inputs."""
+
+    def of(*active: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rest = iter(active)
+        full = [next(rest) if there else tensor for tensor, there in zip(tensors, wanted, strict=True)]
+        return tuple(chosen(call.run(full), used))
+
+    return of, chosen(tensors, wanted)
+
+
+def _spread(mask: Mask, inner: Mask) -> Mask:
+    """Returns the mask with its true places replaced by the inner mask's."""
+    rest = iter(inner)
+    return tuple(there and next(rest) for there in mask)
+
+
+def batched_spec(spec: Spec, dim: int | None, size: int) -> Spec:
+    """Returns what a tensor looks like with a batch dimension; `None` is none."""
+    if dim is None:
+        return spec
+    return Spec((*spec.shape[:dim], size, *spec.shape[dim:]), spec.dtype, spec.array_dtype)

@@ -1,0 +1,114 @@
+"""One order of leaves, one rule for None, in every container; three registrations of a state that agree."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optree
+import pytest
+import torch
+import torch.utils._pytree as torch_pytree
+from hypothesis import given
+
+import scoped_fn as sf
+from scoped_fn.interop import jax_to_torch, register_jax, torch_to_jax
+from scoped_fn.interop.convert import is_tensor
+from scoped_fn.interop.pytrees import flatten, unflatten
+from tests.interop.values import TENSORS, KnownToJax, Pair, same, trees
+from tests.state.test_pytree import STATES
+
+
+@given(trees(TENSORS))
+def test_structure_stays_exactly(tree: Any) -> None:
+    with jax.enable_x64(True):
+        there = torch_to_jax(tree)
+        back = jax_to_torch(there)
+    assert same(back, tree)
+
+
+@given(trees(TENSORS))
+def test_taking_apart_and_building_are_inverse(tree: Any) -> None:
+    arrays, structure = flatten(tree, is_tensor)
+    assert same(unflatten(structure, arrays), tree)
+    again = flatten(tree, is_tensor)[1]
+    assert again == structure
+    assert hash(again) == hash(structure)
+
+
+def test_keys_are_sorted_and_none_is_no_leaf() -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    arrays, _ = flatten({"b": one, "a": two, "c": None}, is_tensor)
+    assert [len(array) for array in arrays] == [2, 1]
+    arrays, _ = flatten(collections.OrderedDict(b=one, a=two), is_tensor)
+    assert [len(array) for array in arrays] == [1, 2]
+
+
+def test_the_order_is_that_of_jax() -> None:
+    tree = {"b": [jnp.ones(1), None], "a": Pair(jnp.ones(2), KnownToJax(jnp.ones(3), None))}
+    ours = flatten(tree, lambda leaf: isinstance(leaf, jax.Array))[0]
+    assert [len(array) for array in ours] == [len(array) for array in jax.tree.leaves(tree)]
+
+
+def test_what_is_no_array_is_compared_exactly() -> None:
+    structures = [flatten([value], is_tensor)[1] for value in (1, 1.0, True, "1", 0.0, -0.0, None)]
+    assert len(set(structures)) == len(structures)
+    nan = flatten([float("nan")], is_tensor)[1]
+    assert nan == flatten([float("nan")], is_tensor)[1]
+
+
+def test_a_container_that_nobody_knows_is_refused() -> None:
+    @dataclasses.dataclass
+    class Mine:
+        a: torch.Tensor
+
+    for container in (Mine(torch.ones(1)), sf.state.FrozenDict({"a": torch.ones(1)})):
+        with pytest.raises(TypeError, match=r"Expected .* containers .* know, got a \w+. Register it"):
+            torch_to_jax([container])
+
+
+def _paths_of_optree(state: sf.CompilerState) -> list[tuple[Any, ...]]:
+    return list(optree.tree_paths(state, namespace="scoped_fn"))  # type: ignore[arg-type]
+
+
+def _entry(key: Any) -> Any:
+    return next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name))
+
+
+@given(STATES)
+def test_the_three_registrations_of_a_state_agree(state: sf.CompilerState) -> None:
+    register_jax()
+    by_optree = sf.state.tree_leaves(state)
+    by_torch = torch_pytree.tree_flatten_with_path(state)[0]
+    arrays = torch_to_jax(state)
+    by_jax = jax.tree_util.tree_flatten_with_path(arrays)[0]
+    assert all(one is other for one, (_, other) in zip(by_optree, by_torch, strict=True))
+    assert all(np.array_equal(one, other) for one, (_, other) in zip(by_optree, by_jax, strict=True))
+    paths = [tuple(path) for path in _paths_of_optree(state)]
+    assert paths == [tuple(map(_entry, path)) for path, _ in by_torch]
+    assert paths == [tuple(map(_entry, path)) for path, _ in by_jax]
+
+
+@given(STATES)
+def test_a_state_goes_through_jax(state: sf.CompilerState) -> None:
+    register_jax()
+    arrays = torch_to_jax(state)
+    same_state = jax.tree.map(lambda leaf: leaf, arrays)
+    assert hash(jax.tree.structure(same_state)) == hash(jax.tree.structure(arrays))
+    assert jax.tree.structure(same_state) == jax.tree.structure(arrays)
+    chex.assert_trees_all_equal(same_state, arrays)
+    chex.assert_trees_all_equal_structs(same_state, arrays)
+    assert sf.tree_equal(jax_to_torch(same_state), state)
+
+
+def test_names_of_buffers_have_one_order_whatever_the_order_they_came_in() -> None:
+    state, owner = sf.acquire(sf.init_state(), "model")
+    one, two = torch.ones(1), torch.ones(2)
+    state = sf.set_buffers(state, owner, {"b": one, "a": two})
+    for leaves in (sf.state.tree_leaves(state), torch_pytree.tree_leaves(state)):
+        assert [len(leaf) for leaf in leaves] == [2, 1, 2]
