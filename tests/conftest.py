@@ -1,5 +1,6 @@
 """Settings that every test runs under."""
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from tests.bystander import Bystander
 # pytest puts the root on sys.path. A library that looks for another package of a room's name (transformers looks for
 # `kernels`) must not find the room: None means "there is no such module".
 sys.modules |= dict.fromkeys(("state", "kernels", "interop"))  # type: ignore[arg-type]
+
+# Once: chex and JAX see the leaves of a state (without it they take a state for one leaf, and say nothing).
+importlib.import_module("scoped_fn.interop").register_jax()
 
 # The same examples on every run, and no deadline: the first example of a test may compile.
 settings.register_profile("repository", deadline=None, derandomize=True, max_examples=30)

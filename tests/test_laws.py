@@ -14,7 +14,7 @@ PAIRS = [(law, of) for law in LAWS for of in law.of]
 
 @pytest.mark.parametrize(("law", "of"), PAIRS, ids=[f"{law.name}: {of}" for law, of in PAIRS])
 def test_law(law: Law, of: str) -> None:
-    @settings(max_examples=law.examples, suppress_health_check=[HealthCheck.too_slow])
+    @settings(suppress_health_check=[HealthCheck.too_slow])
     @given(GENERATORS[of])
     def holds(value: Any) -> None:
         law.check(value)

@@ -20,6 +20,7 @@ from tests.generators.trees import TENSORS
 AUTOTUNE = "torch._inductor.config.max_autotune"
 LIMIT = "torch._dynamo.config.recompile_limit"
 MOST_OWNERS = 4
+MOST_OPERATIONS = 14
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,14 @@ def operation(name: str) -> st.SearchStrategy[Operation]:
 
 
 ALL_NAMES = sorted(OF_AN_OWNER | OF_NOBODY)
-OPERATIONS = st.sampled_from(ALL_NAMES).flatmap(operation)
+# One of each: of sampled names some never come up in a hundred examples.
+OPERATIONS = st.tuples(*map(operation, ALL_NAMES))
 # Without owners most operations have nothing to act on.
 HISTORIES = st.builds(
-    lambda first, rest: [*first, *rest],
+    lambda first, rest, length: [*first, *rest[:length]],
     st.lists(operation("acquire"), min_size=1, max_size=2),
-    st.lists(OPERATIONS, max_size=12),
+    st.permutations(2 * ALL_NAMES).flatmap(lambda names: st.tuples(*map(operation, names[:MOST_OPERATIONS]))),
+    st.integers(0, MOST_OPERATIONS),
 )
 
 
