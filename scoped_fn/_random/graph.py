@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 import torch.fx
 
-from scoped_fn._graph import copy_graph
+from scoped_fn._graph import copy_graph, user_line
 from scoped_fn._random.rules import Keyed, keyed
 from scoped_fn._random.words import keys_of
 from scoped_fn._torch.aten import is_higher_order
@@ -27,10 +27,7 @@ def with_keys(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, bool]:
     """
     gm = copy_graph(gm)
     graph = gm.graph
-    last = graph.find_nodes(op="placeholder")[-1:] or [None]
-    with graph.inserting_after(last[0]) if last[0] else graph.inserting_before(next(iter(graph.nodes))):
-        key = graph.placeholder("key")
-    key.meta["val"] = torch.empty(2, dtype=torch.int32, device="meta")
+    key = _placeholder(graph, torch.empty(2, dtype=torch.int32, device="meta"))
     total = sum(1 for _ in _draws(gm))
     if total == 0:
         gm.recompile()
@@ -48,6 +45,18 @@ def with_keys(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, bool]:
     return gm, True
 
 
+def _placeholder(graph: torch.fx.Graph, value: torch.Tensor) -> torch.fx.Node:
+    """Adds a placeholder behind the others, with a name that none of them has."""
+    known = graph.find_nodes(op="placeholder")
+    name = "random_key"
+    while name in [node.target for node in known]:
+        name += "_"
+    with graph.inserting_after(known[-1]) if known else graph.inserting_before(next(iter(graph.nodes))):
+        made = graph.placeholder(name)
+    made.meta["val"] = value
+    return made
+
+
 def _draws(gm: torch.fx.GraphModule) -> Iterator[Keyed]:
     """Yields what takes the place of each random operation, in order; those of regions and branches too."""
     for node in gm.graph.nodes:
@@ -61,7 +70,7 @@ def _draws(gm: torch.fx.GraphModule) -> Iterator[Keyed]:
 def _keyed(node: torch.fx.Node) -> Keyed | None:
     if node.op not in ("call_function", "call_method"):
         return None
-    return keyed(node.target, node.args, node.kwargs)
+    return keyed(node.target, node.args, node.kwargs, user_line(node))
 
 
 def _parts(gm: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.GraphModule]:
@@ -105,10 +114,7 @@ def _rewrite_parts(gm: torch.fx.GraphModule, node: torch.fx.Node, keys: torch.fx
         if _is_part(gm, arg):
             name = str(arg.target)  # type: ignore[union-attr]
             part = copy_graph(getattr(gm, name))
-            places = part.graph.find_nodes(op="placeholder")
-            with part.graph.inserting_after(places[-1]) if places else part.graph.inserting_before(None):
-                inner = part.graph.placeholder("keys")
-            inner.meta["val"] = keys.meta["val"]
+            inner = _placeholder(part.graph, keys.meta["val"])
             _rewrite(part, inner, numbers)
             part.recompile()
             setattr(gm, f"{name}_from_keys", part)

@@ -83,8 +83,12 @@ class Keyed:
         return self.rule(rows_folded(words), *args, **(_renamed(kwargs) if self.renamed else kwargs))
 
 
-def keyed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Keyed | None:
-    """Returns what takes the place of a call that draws random numbers; None for any other call."""
+def keyed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: str = "") -> Keyed | None:
+    """Returns what takes the place of a call that draws random numbers; None for any other call.
+
+    Raises:
+        RandomOpError: It has an option that cannot be; `place` says where.
+    """
     name = _name(target)
     rule, found = ALWAYS.get(name) or DROPS.get(name), None
     if rule is not None:
@@ -94,7 +98,7 @@ def keyed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Keye
     elif name in RECURRENT and recurrent.drops(args):
         found = Keyed(name, partial(recurrent.layer_by_layer, target), renamed=False)
     if found is not None:
-        _meant(name, kwargs)  # what is wrong is said before anything runs
+        _meant(name, kwargs, place)  # what is wrong is said before anything runs
     return found
 
 
@@ -121,15 +125,20 @@ def _renamed(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {NAMES.get(name, name): value for name, value in kwargs.items()}
 
 
-def _meant(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _meant(name: str, kwargs: Mapping[str, Any], place: str = "") -> dict[str, Any]:
     """Returns keyword arguments without those that have no meaning here; raises for what cannot be done."""
     wrong = [option for option in REFUSED if kwargs.get(option) not in (None, False)]
     if wrong:
-        raise RandomOpError(
-            f"Expected {name} without {wrong[0]}=, whose numbers come from the state's key, got one. Leave it out, or "
-            "compile with rng='torch'."
-        )
+        raise RandomOpError(refused_option(name, wrong[0], place))
     return {option: value for option, value in kwargs.items() if option not in (*OF_LAYOUT, *REFUSED)}
+
+
+def refused_option(name: str, option: str, place: str) -> str:
+    """Returns the message about an option that cannot be where numbers come from a key."""
+    return (
+        f"Expected random operations of {name} without {option}=, since their numbers come from the state's key, got "
+        f"one{place}. Leave it out, pass the numbers as an argument, or compile with rng='torch'."
+    )
 
 
 class KeyedMode(TorchFunctionMode):

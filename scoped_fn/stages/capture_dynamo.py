@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import torch
 
-from scoped_fn._errors import CaptureError
+from scoped_fn._errors import CaptureError, RandomOpError
 from scoped_fn._graph import fake_value
+from scoped_fn._random.rules import refused_option
 from scoped_fn._source import Source
 from scoped_fn._structure import Structure, flatten, unflatten
 from scoped_fn._torch.dynamo import DynamoCapture, TorchDynamoException, capture_with_dynamo
@@ -40,6 +41,9 @@ def capture_dynamo(
     except TorchDynamoException as error:
         if any(f"Unsupported custom {rule}" in str(error) for rule in ("jvp", "vjp")):
             return capture_opaque(source, structure, tensors)
+        if "as_proxy" in str(error) and "(Generator)" in str(error):
+            place = user_place(getattr(error, "real_stack", None) or [])
+            raise RandomOpError(refused_option(source.name, "generator", place)) from None
         raise CaptureError(_explain(error, source)) from None
     _warn_about(captured.side_effects, source)
     return _pieces(captured, source)

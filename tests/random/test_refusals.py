@@ -45,8 +45,6 @@ class OwnBackward(torch.autograd.Function):
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a generator": (lambda x: x + torch.randn(4, generator=GENERATOR), "generator"),
     "a generator of an in-place draw": (lambda x: (x * 1).normal_(generator=GENERATOR), "generator"),
-    "an LSTM with dropout": (nn.LSTM(4, 3, num_layers=2, dropout=0.5).train(), "lstm"),
-    "a GRU with dropout": (nn.GRU(4, 3, num_layers=2, dropout=0.5).train(), "gru"),
     "poisson": (torch.poisson, "poisson"),
     "binomial": (lambda x: torch.binomial(x.round(), x * 0 + 0.5), "binomial"),
     "gamma": (lambda x: torch._standard_gamma(x), "gamma"),
@@ -99,6 +97,13 @@ def test_a_source_that_is_none_is_refused(rng: Any) -> None:
     ):
         with pytest.raises(sf.SpecError, match=r"(?s)Expected rng.*'key'.*'torch'.*, got"):
             make()
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_layers_is_not_lost_with_torchs_generators(kind: type[nn.Module], capture: str) -> None:
+    with pytest.raises(sf.RandomOpError, match=r"Expected .*recurrent.*, got .*rng='key'"):
+        compiled(kind(4, 3, num_layers=2, dropout=0.5).train(), X, rng="torch", capture=capture)
 
 
 def test_torchs_generators_leave_the_key() -> None:
