@@ -75,7 +75,8 @@ def _arranged(tensor: torch.Tensor, stride: Any) -> torch.Tensor:
     demand(well, f"strides of {tensor.dim()} dimensions", stride)
     spec = TensorSpec(tensor.shape, tuple(stride), tensor.dtype, tensor.device, False)
     demand(spec.dense() == spec, "strides without gaps or overlaps", stride)
-    return spec.fit(tensor)
+    # A file gives contiguous tensors. One that is not is about to be saved, from where it is.
+    return spec.fit(tensor) if tensor.is_contiguous() else tensor
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

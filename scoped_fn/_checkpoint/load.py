@@ -67,12 +67,13 @@ def read(
     upgrades: Mapping[int, Callable[[Document], Document]] = UPGRADES,
 ) -> Contents:
     """Returns what a file holds; `load` says what may be wrong with it."""
+    name = os.fspath(path)  # a number, which `open` takes for an open file, is a TypeError
     try:
-        raw = read_raw(path, newest=newest)
+        raw = read_raw(name, newest=newest)
         document = parsed_json(raw.text, "a document in JSON")
         demand(is_shallow(document), "JSON that is not deeper than what sf.save makes", "deeper JSON")
         document = upgraded(document, raw.schema, newest=newest, upgrades=upgrades)
         return Contents(raw.schema, decode(document, raw.tensors, device), raw.tensors)
     except Unfit as unfit:
         advice = unfit.advice or ADVICE
-        raise CheckpointError(f"Expected {unfit.expected}, got {unfit.got} in '{os.fspath(path)}'. {advice}") from None
+        raise CheckpointError(f"Expected {unfit.expected}, got {unfit.got} in '{name!s}'. {advice}") from None

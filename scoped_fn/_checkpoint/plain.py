@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from scoped_fn._checkpoint.dtypes import dtype_of, name_of
-from scoped_fn._checkpoint.unfit import demand, refusal
+from scoped_fn._checkpoint.unfit import Unfit, demand, refusal
 
 Document = Any
 MAX_DEPTH = 64
-EXACT_IN_JSON = 2**63
+# Python itself refuses to write or read much longer ones as decimal digits.
+MAX_INTEGER_BITS = 8192
 KINDS = "tensors, states, numbers, strings, bytes, None, dtypes, devices, and lists, tuples and dicts of them"
 
 
@@ -26,7 +27,8 @@ def scalar_document(value: Any, path: str) -> Document:
     if value is None or kind in (bool, str):
         return value
     if kind is int:
-        return value if abs(value) < EXACT_IN_JSON else {"int": hex(value)}
+        _check_integer(value)
+        return value
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind is complex:
@@ -96,6 +98,8 @@ def tag_of(document: Document) -> tuple[str, Any]:
 def value_of(tag: str, content: Any, inner: Callable[[Document], Any]) -> Any:
     """Returns the value of a kind; `inner` gives that of a part."""
     if tag == "":
+        if type(content) is int:
+            _check_integer(content)
         return content
     if tag in ("list", "tuple"):
         demand(isinstance(content, list), f"the parts of a {tag}", content)
@@ -104,7 +108,6 @@ def value_of(tag: str, content: Any, inner: Callable[[Document], Any]) -> Any:
     if tag in ("dict", "ordered_dict"):
         return _dict_of(tag, content, inner)
     makers: dict[str, Callable[[Any], Any]] = {
-        "int": _int_of,
         "float": _float_of,
         "complex": _complex_of,
         "bytes": _bytes_of,
@@ -135,11 +138,9 @@ def _key_of(document: Document) -> Any:
     return value_of(tag, content, plain_value)
 
 
-def _int_of(content: Any) -> int:
-    try:
-        return int(content, 16)
-    except (TypeError, ValueError):
-        raise refusal("a hexadecimal number", content) from None
+def _check_integer(value: int) -> None:
+    if value.bit_length() > MAX_INTEGER_BITS:
+        raise Unfit(f"an integer of at most {MAX_INTEGER_BITS} bits", f"one of {value.bit_length()}")
 
 
 def _float_of(content: Any) -> float:

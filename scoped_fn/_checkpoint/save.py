@@ -55,7 +55,11 @@ def save(value: Any, path: str | os.PathLike[str]) -> None:
 def _pieces(header: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
     yield header
     for tensor in tensors.values():
-        dense = tensor.cpu().contiguous()  # one at a time: the copy that this may be is the only one
-        memory = bytes_of(dense)
-        for begin in range(0, len(memory), PIECE_BYTES):
-            yield memory[begin : begin + PIECE_BYTES]
+        yield from _pieces_of(tensor)
+
+
+def _pieces_of(tensor: torch.Tensor) -> Iterator[Piece]:
+    dense = tensor.cpu().contiguous()  # gone with this function, before there is one of the next tensor
+    memory = bytes_of(dense)
+    for begin in range(0, len(memory), PIECE_BYTES):
+        yield memory[begin : begin + PIECE_BYTES]

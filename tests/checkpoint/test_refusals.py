@@ -41,6 +41,8 @@ def refused(value: Any, folder: Path, words: str) -> None:
     ("value", "words"),
     [
         (print, "got 'a builtins.builtin_function_or_method at the top'"),
+        (2**8192, "an integer of at most 8192 bits, got one of 8193"),
+        ({"a": {-(10**5000): 1}}, "an integer of at most 8192 bits, got one of 16610"),
         ({"a": [1, object()]}, "a builtins.object at a.1"),
         ({"a": {1, 2}}, "a builtins.set at a"),
         ({"a": {(1, 2): 3}}, "a builtins.tuple at a"),
@@ -58,7 +60,7 @@ def refused(value: Any, folder: Path, words: str) -> None:
         (torch.ones(2).as_subclass(type("Mine", (torch.Tensor,), {})), "Mine"),
         (torch.ones(2, dtype=torch.uint8).view(torch.uint4), "a dtype that can be saved at value, got 'uint4'"),
     ],
-    ids=range(17),
+    ids=range(19),
 )  # fmt: skip
 def test_a_value_that_a_file_cannot_hold(value: Any, words: str, tmp_path: Path) -> None:
     refused(value, tmp_path, words)
