@@ -93,7 +93,7 @@ def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> t
         with torch.no_grad():
             results, expected = flat([spec.example() for spec in specs])
     except Exception as error:
-        error.add_note("to_jax called the function with ones, identity matrices and zeros, to learn its result's shapes.")
+        error.add_note("to_jax called the function with ones, identity matrices and zeros to learn its shapes.")
         raise
     outputs = [(tuple(result.shape), name_of(result.dtype)) for result in results]
 
