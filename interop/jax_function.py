@@ -89,8 +89,12 @@ def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> t
         args, kwargs = unflatten(structure, tensors)
         return flatten(fn(*args, **kwargs), is_tensor)
 
-    with torch.no_grad():
-        results, expected = flat([spec.example() for spec in specs])
+    try:
+        with torch.no_grad():
+            results, expected = flat([spec.example() for spec in specs])
+    except Exception as error:
+        error.add_note("to_jax called the function with ones, identity matrices and zeros to learn its shapes.")
+        raise
     outputs = [(tuple(result.shape), name_of(result.dtype)) for result in results]
 
     def run(tensors: Tensors) -> Tensors:

@@ -162,6 +162,12 @@ def test_what_is_not_as_it_was_when_traced_fails_at_run_time(name: str, transfor
         jax.block_until_ready(transform(to_jax(function))(jnp.array([1.0, 2.0, 1.0, 1.0])))
 
 
+def test_an_error_of_the_first_run_says_what_it_was_run_with() -> None:
+    with pytest.raises(ValueError, match="my own error") as caught:
+        to_jax(lambda x: _fail())(X)
+    assert "to_jax called the function with ones" in caught.value.__notes__[0]
+
+
 def test_the_process_is_as_it_was_after_an_error() -> None:
     f = jax.jit(to_jax(lambda x: (x, _on_values(x))))
     with pytest.raises(jax.errors.JaxRuntimeError):
