@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 from scoped_fn import _torch as door
 from scoped_fn._torch import aot, aten, dynamo, inductor, levels, nodes, tensors, tracing, wrapped
@@ -52,6 +53,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 CALLS: dict[str, tuple[Any, int, set[str]]] = {
     # name in the door: (function, positional arguments given, keywords given)
+    "CppPythonBindingsCodeCache.load_pybinding": (CppPythonBindingsCodeCache.load_pybinding, 2, set()),
     "dynamo_graph_capture_for_export": (dynamo.dynamo_graph_capture_for_export, 1, set()),
     "aot_export_joint_with_descriptors": (aot.aot_export_joint_with_descriptors, 3, {"decompositions"}),
     "min_cut_rematerialization_partition": (

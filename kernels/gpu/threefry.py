@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 import triton
 import triton.language as tl
-from torch import Tensor, bool, int32
+from torch import Tensor
 
 BLOCK = 1024
 
@@ -67,25 +68,31 @@ def _fold_kernel(keys, data, out, count, BLOCK: tl.constexpr):
 
 def random_bits(keys: Tensor, shape: Sequence[int]) -> Tensor:
     """Launches the draw of int32 (B, *shape)."""
-    return _drawn(keys, keys.new_empty(len(keys), *shape, dtype=int32), shape, 0, keep=False)
+    return _drawn(keys, _empty(keys, *shape, dtype=torch.int32), shape, 0, keep=False)
 
 
 def random_keep(keys: Tensor, shape: Sequence[int], bound: int) -> Tensor:
     """Launches the draw of bool (B, *shape)."""
-    return _drawn(keys, keys.new_empty(len(keys), *shape, dtype=bool), shape, bound, keep=True)
+    return _drawn(keys, _empty(keys, *shape, dtype=torch.bool), shape, bound, keep=True)
 
 
-def _drawn(keys: Tensor, out: Tensor, shape: Sequence[int], bound: int, *, keep: bool) -> Tensor:  # type: ignore[valid-type]
+def _drawn(keys: Tensor, out: Tensor, shape: Sequence[int], bound: int, *, keep: bool) -> Tensor:
     count = math.prod(shape)
     if out.numel():
-        _bits_kernel[triton.cdiv(count, BLOCK), len(keys)](keys.contiguous(), out, count, bound, KEEP=keep, BLOCK=BLOCK)
+        _bits_kernel[triton.cdiv(count, BLOCK), len(keys)](
+            keys.contiguous(), out, count, bound, KEEP=keep, BLOCK=BLOCK, num_warps=4
+        )
     return out
 
 
 def fold_keys(keys: Tensor, data: Tensor) -> Tensor:
     """Launches the making of keys, int32 (B, n, 2)."""
-    out = data.new_empty(*data.shape, 2)
+    out = _empty(data, *data.shape[1:], 2, dtype=torch.int32)
     if out.numel():
         grid = triton.cdiv(data.shape[1], BLOCK), len(keys)
-        _fold_kernel[grid](keys.contiguous(), data.contiguous(), out, data.shape[1], BLOCK=BLOCK)
+        _fold_kernel[grid](keys.contiguous(), data.contiguous(), out, data.shape[1], BLOCK=BLOCK, num_warps=4)
     return out
+
+
+def _empty(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty((len(like), *shape), dtype=dtype, device=like.device)

@@ -19,6 +19,7 @@ BENCHMARKS = (
     "fp8",
     "lifecycles",
     "interop",
+    "random",
 )
 
 

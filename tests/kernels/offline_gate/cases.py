@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from scoped_fn.kernels.gpu import blocks, dequantize, gate, matmul, mx, norms, quantize, scales
+from scoped_fn.kernels.gpu import blocks, dequantize, gate, matmul, mx, norms, quantize, scales, threefry
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BF16, FLOAT32 = torch.bfloat16, torch.float32
@@ -91,6 +91,7 @@ def others() -> list[Case]:
     codes, x, one = tensor(1, M, K, dtype=E4M3), tensor(1, M, K), numbers(1)
     by_block, exponents = numbers(1, K // 128, M).mT, tensor(1, M, K // 32, dtype=torch.uint8)
     history, columns = numbers(1, 1024, 400), numbers(1, 400)
+    keys = tensor(1, 2, dtype=torch.int32)
 
     def update(history: Tensor, columns: Tensor) -> Callable[[], object]:
         return lambda: scales.update_scales(history, columns, columns, False, 1.0)
@@ -101,6 +102,9 @@ def others() -> list[Case]:
         Case("dequantize, mx", dequantize, lambda: dequantize.dequantize(codes, exponents, FLOAT32)),
         Case("gate", gate, lambda: gate.silu_gate_quantize(x, x, one, E4M3, False), True, E4M3, True),
         Case("gate, transpose", gate, lambda: gate.silu_gate_quantize(x, x, one, E4M3, True), False, E4M3, True),
+        Case("random bits", threefry, lambda: threefry.random_bits(keys, [M, K]), True),
+        Case("random keep", threefry, lambda: threefry.random_keep(keys, [1001], 2**20), True),
+        Case("keys", threefry, lambda: threefry.fold_keys(keys, tensor(1, 1001, dtype=torch.int32)), True),
         Case("update", scales, update(history, columns), True),
         Case("update, one element", scales, update(numbers(1, 1, 1), numbers(1, 1))),
     ]
