@@ -80,7 +80,7 @@ def _drawn(keys: Tensor, out: Tensor, shape: Sequence[int], bound: int, *, keep:
     count = math.prod(shape)
     if out.numel():
         _bits_kernel[triton.cdiv(count, BLOCK), len(keys)](
-            keys.contiguous(), out, count, bound, KEEP=keep, BLOCK=BLOCK, num_warps=4
+            keys.contiguous(), out, count, bound, KEEP=keep, BLOCK=BLOCK, num_warps=4, num_stages=1
         )
     return out
 
@@ -90,7 +90,9 @@ def fold_keys(keys: Tensor, data: Tensor) -> Tensor:
     out = _empty(data, *data.shape[1:], 2, dtype=torch.int32)
     if out.numel():
         grid = triton.cdiv(data.shape[1], BLOCK), len(keys)
-        _fold_kernel[grid](keys.contiguous(), data.contiguous(), out, data.shape[1], BLOCK=BLOCK, num_warps=4)
+        _fold_kernel[grid](
+            keys.contiguous(), data.contiguous(), out, data.shape[1], BLOCK=BLOCK, num_warps=4, num_stages=1
+        )
     return out
 
 

@@ -174,7 +174,8 @@ def _log_normal(key: Tensor, x: Tensor, mean: float = 1.0, std: float = 2.0) -> 
 
 
 def _exponential(key: Tensor, x: Tensor, lambd: float = 1.0) -> Tensor:
-    return random.exponential(key, x.shape, x.dtype) / lambd
+    drawn = random.exponential(key, x.shape, x.dtype)
+    return drawn.clamp_min(torch.finfo(x.dtype).eps / 2) / lambd  # as in torch never 0: its logarithm is taken
 
 
 def _cauchy(key: Tensor, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:

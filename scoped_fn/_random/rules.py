@@ -106,6 +106,8 @@ def _name(target: Any) -> str:
     """Returns an operation's name without its overload; '' for what is not torch's."""
     if isinstance(target, str):
         return target
+    if hasattr(target, "namespace"):  # an operator: torch's own, not another library's of that name
+        return str(target.__name__).partition(".")[0] if target.namespace == "aten" else ""
     module = getattr(target, "__module__", None) or ""
     owner = getattr(getattr(target, "__objclass__", None), "__name__", "")
     torchs = module.startswith("torch") or owner.startswith("Tensor") or type(target).__name__.startswith("builtin")

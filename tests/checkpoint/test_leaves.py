@@ -12,8 +12,9 @@ from hypothesis import given
 
 import scoped_fn as sf
 from tests.checkpoint.values import exact, states
+from tests.generators.arrays import kept
 from tests.helpers import assert_disjoint, compiled
-from tests.state.whole import kept, whole_state
+from tests.state.whole import whole_state
 
 # torch says so of a process that is not part of a group, which is what is tested.
 ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
