@@ -17,7 +17,8 @@ from scoped_fn._checkpoint.recipes import BY_NAME, SCOPE_FIELDS
 from scoped_fn._checkpoint.state_value import OWNER_FIELDS
 from scoped_fn.state import CompilerState, Fp8State, InputQueue, InputSpec, Owner, QueuedInputs
 from tests.checkpoint.values import DTYPES, VALUES, exact, states, tensor_of
-from tests.state.whole import kept, owners, whole_state
+from tests.generators.arrays import kept
+from tests.state.whole import owners, whole_state
 
 # torch says so once in a process, wherever it first makes such a tensor.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")

@@ -13,7 +13,9 @@ import scoped_fn as sf
 from scoped_fn.state import set_buffers
 from scoped_fn.state.fp8_state import init_fp8, tensors_of
 from scoped_fn.state.input_queue import queue_static, queue_tensors
-from tests.state.whole import AUTOTUNE, BUDGET, LIMIT, bits
+from tests.generators.arrays import bits
+from tests.generators.operations import AUTOTUNE, LIMIT
+from tests.state.whole import BUDGET
 
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,

@@ -21,7 +21,8 @@ from scoped_fn.interop.te_extra_state import extra_state_tensors
 from scoped_fn.interop.transformer_engine import fp8_from_transformer_engine, fp8_to_transformer_engine
 from scoped_fn.state.fp8_state import init_fp8
 from tests.checkpoint.values import exact
-from tests.state.whole import kept, owners
+from tests.generators.arrays import kept
+from tests.state.whole import owners
 
 COLUMNS = [("fc1", "input"), ("fc1", "weight"), ("fc1", "grad_output"), ("fc2", "grad_output"), ("fc2", "input")]
 
