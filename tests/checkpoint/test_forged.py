@@ -15,8 +15,11 @@ import scoped_fn as sf
 from tests.checkpoint.files import document_of, forge, forge_value
 from tests.checkpoint.test_damaged import refusal
 from tests.checkpoint.values import exact, states
-from tests.state.whole import AUTOTUNE, whole_state
+from tests.generators.operations import AUTOTUNE
+from tests.state.whole import whole_state
 
+# torch says so once in a process, wherever it first makes such a tensor.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 Place = tuple[Any, ...]
 OWNER = ("state", "owners", 0, 1)
 FP8 = ("state", "fp8", 0, 1)

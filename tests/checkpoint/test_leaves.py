@@ -11,13 +11,15 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 
 import scoped_fn as sf
-from tests.checkpoint.values import exact, states
+from tests.checkpoint.values import exact, states, tensor_of
 from tests.generators.arrays import kept
 from tests.helpers import assert_disjoint, compiled
 from tests.state.whole import whole_state
 
 # torch says so of a process that is not part of a group, which is what is tested.
 ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
+# torch says so once in a process, wherever it first makes such a tensor.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 NAMES = [
     *("key", "buffers.0.mean", "buffers.0.count", "fp8.0.scale", "fp8.0.amax_history", "fp8.0.grad_sink"),
     *("inputs.0.entries.0.0", "inputs.0.entries.0.1", "inputs.0.entries.1.0", "inputs.0.spec.0"),
@@ -25,7 +27,9 @@ NAMES = [
 
 
 def blank(state: sf.CompilerState) -> sf.CompilerState:
-    return sf.state.tree_map(torch.zeros_like, state)
+    """The state with other values in every tensor."""
+    others = {name: tensor_of(value.dtype, value.shape, 5) for name, value in sf.to_tensors(state).items()}
+    return sf.from_tensors(state, others)
 
 
 def test_names_of_a_whole_state() -> None:
