@@ -8,7 +8,7 @@ that only JAX or only torch knows is taken apart as that library does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ import torch
 import torch.utils._pytree as torch_pytree
 
 from scoped_fn.state.compiler_state import NAMESPACE
+from scoped_fn.state.exact import exact_form
+
+NO_CONTAINERS = (str, bytes, bytearray, memoryview, range, torch.Size)
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,10 @@ class Static:
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self._exact() == other._exact()
+        return isinstance(other, Static) and bool(exact_form(self.value) == exact_form(other.value))
 
     def __hash__(self) -> int:
-        return hash(self._exact())
-
-    def _exact(self) -> Any:
-        value = self.value
-        return type(value), repr(value) if isinstance(value, (float, complex)) else value
+        return hash(exact_form(self.value))
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,8 @@ def checked(leaf: Any) -> Any:
     Raises:
         TypeError: It is a container that neither optree, torch nor JAX knows.
     """
-    if isinstance(leaf, Mapping) or (dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)):
+    container = isinstance(leaf, (Mapping, Set, Sequence)) and not isinstance(leaf, NO_CONTAINERS)
+    if container or (dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)):
         raise TypeError(
             f"Expected arrays, numbers, strings, None and containers that optree, JAX or torch know, "
             f"got a {type(leaf).__name__}. Register it, for example with jax.tree_util.register_dataclass."

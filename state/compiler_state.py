@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as torch_pytree
 
 from scoped_fn.state.autocast_scope import AutocastScope
+from scoped_fn.state.exact import Exact
 from scoped_fn.state.fp8_state import Fp8State, from_tensors, tensors_of
 from scoped_fn.state.frozen_dict import FrozenDict
 from scoped_fn.state.input_queue import InputQueue, queue_from, queue_static, queue_tensors
@@ -160,7 +161,8 @@ def _flatten(state: CompilerState) -> tuple[tuple[Any, ...], Static]:
     inputs = {token: queue_tensors(queue) for token, queue in sorted(state.inputs.items())}
     columns = FrozenDict({token: (held.columns, held.recipe) for token, held in state.fp8.items()})
     queues = FrozenDict({token: queue_static(queue) for token, queue in state.inputs.items()})
-    static = (state.owners, state.next_token, state.autocast, columns, state.overrides, state.constants, queues)
+    settings = Exact(state.overrides), Exact(state.constants)
+    static = (state.owners, state.next_token, state.autocast, columns, *settings, queues)
     return (buffers, fp8, inputs, state.key), static
 
 
@@ -174,8 +176,8 @@ def _unflatten(static: Static, children: tuple[Any, ...]) -> CompilerState:
         key=key,
         autocast=autocast,
         fp8=FrozenDict({token: from_tensors(columns[token], tensors) for token, tensors in fp8.items()}),
-        overrides=overrides,
-        constants=constants,
+        overrides=overrides.value,
+        constants=constants.value,
         inputs=FrozenDict({token: queue_from(queues[token], tensors) for token, tensors in inputs.items()}),
     )
 

@@ -29,6 +29,8 @@ def write_file(path: str | os.PathLike[str], pieces: Iterable[Piece]) -> None:
     target = os.path.realpath(path)
     if os.path.isdir(target):
         raise IsADirectoryError(f"Expected a file to write to, got the folder '{os.fspath(path)}'. Add a file's name.")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise OSError(f"Expected a file to write to, got a pipe or device, '{os.fspath(path)}'. Give another path.")
     folder, name = os.path.split(target)
     # The name is cut: with what is added it must not be longer than names may be.
     start = os.fsdecode(os.fsencode(name)[:60])
@@ -50,7 +52,8 @@ def _write_unfinished(path: str, pieces: Iterable[Piece]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags, 0o666)
     try:
-        for piece in pieces:
+        for given in pieces:
+            piece = bytes(given)  # what is hashed is what is written, also if a thread changes the tensor meanwhile
             digest.update(piece)
             _write_all(descriptor, piece)
         os.lseek(descriptor, DIGEST_AT, os.SEEK_SET)

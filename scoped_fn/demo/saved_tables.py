@@ -138,7 +138,8 @@ def _dtype(value: Tensor) -> str:
 
 def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 0) -> Table:
     """Returns a table whose last columns are numbers; texts from a file are shown as they are, never as markup."""
-    table = Table(title=title, title_justify="left", show_header=any(headings), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Text(_shown(title), style="table.title")
+    table = Table(title=shown, title_justify="left", show_header=any(headings), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.show_edge = table.pad_edge = False  # room for the names of sites in a terminal's 80 columns
     for index, heading in enumerate(headings):
         side: JustifyMethod = "right" if index >= len(headings) - numbers else "left"
