@@ -23,7 +23,7 @@ class Exact:
 
 
 def exact_form(value: Any) -> Any:
-    """Returns what two values have in common if and only if they are the same, of one type; hashes if the value does."""
+    """Returns what two values have in common if and only if they are the same and of one type."""
     if isinstance(value, Mapping):
         return type(value), frozenset((exact_form(key), exact_form(held)) for key, held in value.items())
     if isinstance(value, (tuple, list)):
