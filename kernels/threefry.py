@@ -25,7 +25,11 @@ def _define(schema: str, fake: Callable[..., Any]) -> Any:
     def of(module: str) -> Callable[..., Any]:  # imported at the first draw: it compiles, or imports Triton
         return lambda *arguments: getattr(import_module(f"scoped_fn.kernels.{module}"), name)(*arguments)
 
-    return define_op(LIBRARY, schema, cpu=of("threefry_cpu"), cuda=of("gpu.threefry"), fake=fake, derivative=None)
+    def on_gpu(*arguments: Any) -> Any:
+        with torch.cuda.device(arguments[0].device):
+            return of("gpu.threefry")(*arguments)
+
+    return define_op(LIBRARY, schema, cpu=of("threefry_cpu"), cuda=on_gpu, fake=fake, derivative=None)
 
 
 _bits = _define(
@@ -48,7 +52,7 @@ def random_bits(key: Tensor, shape: Sequence[int]) -> Tensor:
     Returns:
         int32, of that shape.
     """
-    return _bits(key[None], _checked(shape))[0]  # type: ignore[no-any-return]
+    return _bits(_words(key), _checked(shape))[0]  # type: ignore[no-any-return]
 
 
 def random_keep(key: Tensor, shape: Sequence[int], bound: int) -> Tensor:
@@ -62,7 +66,7 @@ def random_keep(key: Tensor, shape: Sequence[int], bound: int) -> Tensor:
     Returns:
         bool, of that shape.
     """
-    return _keep(key[None], _checked(shape), bound)[0]  # type: ignore[no-any-return]
+    return _keep(_words(key), _checked(shape), bound)[0]  # type: ignore[no-any-return]
 
 
 def fold_keys(key: Tensor, data: Tensor) -> Tensor:
@@ -75,7 +79,17 @@ def fold_keys(key: Tensor, data: Tensor) -> Tensor:
     Returns:
         int32 (n, 2).
     """
-    return _fold(key[None], data[None])[0]  # type: ignore[no-any-return]
+    if data.dtype != torch.int32 or data.dim() != 1:
+        raise ValueError(f"Expected int32 numbers (n,), got {data.dtype} {list(data.shape)}. Convert them.")
+    return _fold(_words(key), data[None])[0]  # type: ignore[no-any-return]
+
+
+def _words(key: Tensor) -> Tensor:
+    if key.dtype != torch.int32 or key.shape != (2,):
+        raise ValueError(
+            f"Expected the words of a key as int32 (2,), got {key.dtype} {list(key.shape)}. Take key.view(torch.int32)."
+        )
+    return key[None]
 
 
 def _checked(shape: Sequence[int]) -> list[int]:

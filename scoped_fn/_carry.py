@@ -34,7 +34,8 @@ def vmap(
         fn: `(state, *args) -> (state, out)`.
         in_dims: Which dimension of each argument, as in `torch.vmap`; the state is not counted.
         out_dims: Where the dimension goes in the output, as in `torch.vmap`.
-        randomness: What random numbers are for the indices: "same", "different", or "error", which refuses them.
+        randomness: What random numbers are for the indices: "same"; "different", where each index has a key of its own
+            that all of its calls follow from; or "error", which refuses them.
         chunk_size: How many indices to run at once; None for all.
         state_dim: None for one state that all share, and that comes out once, with the maxima of the FP8 amaxes of all
             indices. 0 for one state for each index, stacked: the members of an ensemble of models with buffers.
@@ -74,8 +75,9 @@ def vmap(
             after.append(_shared(without_staged(state, state_after)))
             return staged_since(state, state_after), out
 
-        if randomness == "different" and chunk_size is not None:
-            words, rows = words_of_state(state), torch.arange(mapped_size(args, dims), dtype=torch.int32)
+        if randomness == "different" and not torch.compiler.is_dynamo_compiling():
+            words = words_of_state(state)
+            rows = torch.arange(mapped_size(args, dims), dtype=torch.int32, device=words.device)
             staged, out = torch.vmap(with_own_key, (0, *dims), (0, out_dims), **options)(rows, *args)
         else:
             staged, out = torch.vmap(one, dims, (0, out_dims), **options)(*args)

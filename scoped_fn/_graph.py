@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from scoped_fn._errors import RandomOpError
 from scoped_fn._torch.aten import is_higher_order, operator_arguments
 from scoped_fn._torch.tensors import storage_id
 
@@ -82,6 +83,22 @@ def draws(node: torch.fx.Node) -> bool:
         return False
     arguments = operator_arguments(node)  # attention draws only if it drops, other operations only in training
     return bool(arguments.get("dropout_p", 1.0) != 0.0) and arguments.get("training", True) is not False
+
+
+def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
+    """Raises `RandomOpError` if a graph draws random numbers by itself, not from a key."""
+    for node in gm.graph.nodes:
+        if draws(node):
+            raise RandomOpError(
+                f"Expected random operations of {name} that can draw from the state's key, got {node.target}"
+                f"{user_line(node)}. Use one of docs/random.md, pass the numbers as an argument, or compile with "
+                "rng='torch' to draw from torch's generators, as eager does."
+            )
+
+
+def draws_anywhere(gm: torch.fx.GraphModule) -> bool:
+    """Returns whether a graph draws random numbers."""
+    return any(map(draws, gm.graph.nodes))
 
 
 def acts(node: torch.fx.Node) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from scoped_fn._ambient import Ambient
 from scoped_fn._chain import compile_training
+from scoped_fn._graph import draws_anywhere
 from scoped_fn._live import Live
 from scoped_fn._overrides import known_overrides
 from scoped_fn._plan import Plan
@@ -21,7 +22,7 @@ from scoped_fn._trace import NotDerivableError, first_rules_are_all, probe
 from scoped_fn._training import TrainingCode, training_code
 from scoped_fn.passes.graph_pass import identity
 from scoped_fn.stages.captured import Captured
-from scoped_fn.stages.effects import draws_anywhere
+from scoped_fn.stages.live_code import refuse_draws_in_regions
 from scoped_fn.stages.lower import Inference, lower_inference
 
 
@@ -55,6 +56,7 @@ class Root(Pure):
         replay = make_replay(captured, self.new_buffers, self.ambient)
         if says_everything(captured.graph.gm) or self.plan.passes.captured is not identity or captured.fp8:
             return replay
+        refuse_draws_in_regions(captured)
         constants = len(captured.constants)
         live = Live(captured.source, captured.in_structure, constants, self.new_buffers, self.ambient)
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]

@@ -15,6 +15,7 @@ from scoped_fn._autograd_graph import custom_nodes
 from scoped_fn._backends import Backend, decompositions, tracing_options
 from scoped_fn._checked_op import keep_checks
 from scoped_fn._fp8.shared_quantizations import share_quantizations
+from scoped_fn._graph import refuse_random_ops
 from scoped_fn._specs import TensorSpec
 from scoped_fn._torch.aten import functional_graph, visible_mutations
 from scoped_fn._torch.flat import Flat, vjp_flat
@@ -59,23 +60,32 @@ def trace(
 
     Raises:
         NotDerivableError: It cannot be traced.
+        RandomOpError: It draws by itself, and not from torch's generators by name.
     """
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return list(run(*tensors))
 
     try:
-        try:
-            with _apart(), tracing_options(backend, torch_rng=torch_rng):
-                return _trace(flat, specs, backend)
-        except Exception:
-            if not dual:
-                raise
-        with _apart(), tracing_options(backend, torch_rng=torch_rng):
-            seen = _on_examples(lambda *t: _functional(flat, t), specs)
-            return _trace(lambda *t: seen(*t), specs, backend)
+        with tracing_options(backend, torch_rng=torch_rng):
+            gm = _traced(flat, specs, backend, dual)
     except Exception as error:
         raise NotDerivableError(str(error)) from error
+    if not torch_rng:
+        refuse_random_ops(gm, "a function under transforms")
+    return gm
+
+
+def _traced(flat: Flat, specs: Sequence[TensorSpec], backend: Backend, dual: bool) -> torch.fx.GraphModule:
+    try:
+        with _apart():
+            return _trace(flat, specs, backend)
+    except Exception:
+        if not dual:
+            raise
+    with _apart():
+        seen = _on_examples(lambda *t: _functional(flat, t), specs)
+        return _trace(lambda *t: seen(*t), specs, backend)
 
 
 def trace_joint(

@@ -72,7 +72,7 @@ def keep_for_traces(captured: Captured, memo: Memo, *, exact: bool = True) -> No
     """Remembers that a graph takes a key or scales, and itself; `exact` if it computes what a call does."""
     if captured.keyed:
         memo.learn_key(captured.in_structure)
-    if captured.keyed or captured.fp8 is not None:
+    if captured.rng == "key" or captured.fp8 is not None:
         memo.inlines = (*memo.inlines, Inline(captured, exact=exact))
     if captured.fp8 is not None:
         key, plain = captured.in_structure.scope, replace(captured.in_structure, scope=None)

@@ -154,11 +154,15 @@ def _leaf_text(leaf: Any) -> str:
     return repr(leaf)
 
 
+def _sorted(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: named[name] for name in sorted(named)}
+
+
 def _flatten(state: CompilerState) -> tuple[tuple[Any, ...], Static]:
     # Sorted, as optree and JAX sort keys and torch does not: leaves have one order in all three.
-    buffers = {token: dict(sorted(named.items())) for token, named in sorted(state.buffers.items())}
-    fp8 = {token: tensors_of(held) for token, held in sorted(state.fp8.items())}
-    inputs = {token: queue_tensors(queue) for token, queue in sorted(state.inputs.items())}
+    buffers = {token: _sorted(state.buffers[token]) for token in sorted(state.buffers)}
+    fp8 = {token: tensors_of(state.fp8[token]) for token in sorted(state.fp8)}
+    inputs = {token: queue_tensors(state.inputs[token]) for token in sorted(state.inputs)}
     columns = FrozenDict({token: (held.columns, held.recipe) for token, held in state.fp8.items()})
     queues = FrozenDict({token: queue_static(queue) for token, queue in state.inputs.items()})
     settings = Exact(state.overrides), Exact(state.constants)

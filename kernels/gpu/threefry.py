@@ -47,8 +47,9 @@ def _threefry(key, counter):
 
 @triton.jit
 def _bits_kernel(keys, out, count, bound, KEEP: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(count, BLOCK)  # rows are no axis of their own: there may be more than the 65535 that one holds
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     high, low = _threefry(keys + 2 * row, at.to(tl.uint32))
     bits = high ^ low
     value = ((bits >> 9).to(tl.int32) < bound).to(tl.int8) if KEEP else bits.to(tl.int32, bitcast=True)
@@ -57,8 +58,9 @@ def _bits_kernel(keys, out, count, bound, KEEP: tl.constexpr, BLOCK: tl.constexp
 
 @triton.jit
 def _fold_kernel(keys, data, out, count, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(count, BLOCK)  # rows are no axis of their own: there may be more than the 65535 that one holds
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     counter = tl.load(data + row * count + at, mask=at < count, other=0).to(tl.uint32, bitcast=True)
     high, low = _threefry(keys + 2 * row, counter)
     place = out + 2 * (row * count + at)
@@ -79,7 +81,7 @@ def random_keep(keys: Tensor, shape: Sequence[int], bound: int) -> Tensor:
 def _drawn(keys: Tensor, out: Tensor, shape: Sequence[int], bound: int, *, keep: bool) -> Tensor:
     count = math.prod(shape)
     if out.numel():
-        _bits_kernel[triton.cdiv(count, BLOCK), len(keys)](
+        _bits_kernel[(triton.cdiv(count, BLOCK) * len(keys),)](
             keys.contiguous(), out, count, bound, KEEP=keep, BLOCK=BLOCK, num_warps=4, num_stages=1
         )
     return out
@@ -89,7 +91,7 @@ def fold_keys(keys: Tensor, data: Tensor) -> Tensor:
     """Launches the making of keys, int32 (B, n, 2)."""
     out = _empty(data, *data.shape[1:], 2, dtype=torch.int32)
     if out.numel():
-        grid = triton.cdiv(data.shape[1], BLOCK), len(keys)
+        grid = (triton.cdiv(data.shape[1], BLOCK) * len(keys),)
         _fold_kernel[grid](
             keys.contiguous(), data.contiguous(), out, data.shape[1], BLOCK=BLOCK, num_warps=4, num_stages=1
         )

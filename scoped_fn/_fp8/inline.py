@@ -99,7 +99,8 @@ def inlined_graph(
         for inline in fn._memo.inlines
         if inline.gm is not None and inline.key == key and inline.fits(leaves, spec)
     ]
-    if not found and scope is None and not any(i.captured.keyed and i.is_alike(leaves, spec) for i in fn._memo.inlines):
+    alike = [inline.captured.keyed for inline in fn._memo.inlines if inline.is_alike(leaves, spec)]
+    if not found and scope is None and alike and not any(alike):
         return None
     if not found:
         raise SpecError(

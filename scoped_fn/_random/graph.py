@@ -45,6 +45,14 @@ def with_keys(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, bool]:
     return gm, True
 
 
+def draws_in_regions(gm: torch.fx.GraphModule) -> bool:
+    """Returns whether a checkpoint region of a graph draws from keys."""
+    parts = [part for node in gm.graph.nodes if node.target is CHECKPOINT for part in _parts(gm, node)]
+    return any(isinstance(node.target, Keyed) for part in parts for node in part.graph.nodes) or any(
+        map(draws_in_regions, parts)
+    )
+
+
 def _placeholder(graph: torch.fx.Graph, value: torch.Tensor) -> torch.fx.Node:
     """Adds a placeholder behind the others, with a name that none of them has."""
     known = graph.find_nodes(op="placeholder")

@@ -17,6 +17,8 @@ SELU_ALPHA = 1.7580993408473766  # of self-normalizing networks (Klambauer et al
 
 def keep(key: Tensor, x: Tensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
     """Returns which elements stay, with probability 1 - p: bool, of the shape of `x` by default."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"Expected a probability from 0 to 1 to drop elements with, got {p}. Pass such a number.")
     return random.bernoulli(key.to(x.device), 1 - p, x.shape if shape is None else shape)
 
 
@@ -76,6 +78,15 @@ def scaled_dot_product_attention(
     """`torch.nn.functional.scaled_dot_product_attention`, by its definition."""
     drop = lambda weights: dropout(key, weights, dropout_p)  # noqa: E731
     return attention_with(drop, query, keys, value, attn_mask, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def fractional_max_pool(
+    target: Callable[..., Any], dims: int, key: Tensor, x: Tensor, *args: Any, **options: Any
+) -> Any:
+    """`torch.nn.functional.fractional_max_pool2d` and its like: where the regions of each channel begin."""
+    batch = 1 if x.dim() == dims + 1 else x.shape[0]
+    samples = random.uniform(key.to(x.device), (batch, x.shape[-dims - 1], dims), x.dtype)
+    return target(x, *args, **{**options, "_random_samples": samples})
 
 
 def rrelu(

@@ -59,7 +59,15 @@ DROPS: Final[Mapping[str, Rule]] = MappingProxyType(
 # Functions of torch, written in Python, that draw inside.
 WITH_DROPS: Final = ("multi_head_attention_forward",)
 RECURRENT: Final = ("gru", "lstm", "rnn_relu", "rnn_tanh")
-WITH_DRAWS: Final = ("fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "gumbel_softmax")
+WITH_DRAWS: Final = ("gumbel_softmax",)
+POOLS: Final = MappingProxyType(
+    {
+        "fractional_max_pool2d": 2,
+        "fractional_max_pool2d_with_indices": 2,
+        "fractional_max_pool3d": 3,
+        "fractional_max_pool3d_with_indices": 3,
+    }
+)
 NAMES: Final = MappingProxyType({"input": "x", "self": "x", "key": "keys", "train": "training"})
 OF_LAYOUT: Final = ("layout", "memory_format", "pin_memory")
 REFUSED: Final = ("generator", "names", "out", "requires_grad")
@@ -95,6 +103,8 @@ def keyed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: 
         found = Keyed(name, rule) if name in ALWAYS or _drops(rule, (None, *args), _renamed(kwargs)) else None
     elif name in WITH_DRAWS or (name in WITH_DROPS and _drops(target, args, kwargs)):
         found = Keyed(name, partial(_inside, target), renamed=False)
+    elif name in POOLS and kwargs.get("_random_samples") is None:
+        found = Keyed(name, partial(ops.fractional_max_pool, target, POOLS[name]), renamed=False)
     elif name in RECURRENT and recurrent.drops(args):
         found = Keyed(name, partial(recurrent.layer_by_layer, target), renamed=False)
     if found is not None:

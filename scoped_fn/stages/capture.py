@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from scoped_fn._ambient import ambient_settings
 from scoped_fn._errors import SpecError
 from scoped_fn._overrides import known_overrides
+from scoped_fn._random.words import words_of
 from scoped_fn._source import Source, make_source
 from scoped_fn._specs import TensorSpec, plain, spec_of
 from scoped_fn._structure import Structure, flatten, paths, unflatten
@@ -65,12 +66,13 @@ def capture(
     check_type("inputs as", inputs, tuple, "Write (x,) for one argument.")
     check_type("kwargs as", kwargs if kwargs is not None else {}, dict, "Pass keyword arguments by name.")
     check_type("name as", name if name is not None else "", str, "Pass a text, or nothing.")
+    device = words_of(state.key).device
     token = state.next_token if owner is None else check_owner(state, token_of(owner), name)
     source = make_source(model_or_fn, name if owner is None else state.owners[token].name)
     tensors, structure = flatten((inputs, dict(sorted((kwargs or {}).items()))), "inputs")
     after = settle(acquire(state, source.name)[0] if owner is None else state, token)
     with patched(known_overrides(after, token)):
-        captured = capture_call(token, source, structure, tensors, mode=mode, rng=rng, device=state.key.device)
+        captured = capture_call(token, source, structure, tensors, mode=mode, rng=rng, device=device)
     if source.buffers:
         after = set_buffers(after, token, {key: held.detach().clone() for key, held in source.buffers.items()})
     return after, captured

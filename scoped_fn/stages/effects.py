@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import torch
 import torch.fx
 
-from scoped_fn._errors import MutationError, RandomOpError
-from scoped_fn._graph import copy_graph, draws, user_line
+from scoped_fn._errors import MutationError
+from scoped_fn._graph import copy_graph, user_line
 from scoped_fn._torch.tensors import fake_mode, version
 from scoped_fn.stages.captured import Captured
 
@@ -93,19 +93,3 @@ def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def refuse_random_ops(gm: torch.fx.GraphModule, name: str) -> None:
-    """Raises `RandomOpError` if a graph draws random numbers by itself, not from a key."""
-    for node in gm.graph.nodes:
-        if draws(node):
-            raise RandomOpError(
-                f"Expected random operations of {name} that can draw from the state's key, got {node.target}"
-                f"{user_line(node)}. Use one of docs/random.md, pass the numbers as an argument, or compile with "
-                "rng='torch' to draw from torch's generators, as eager does."
-            )
-
-
-def draws_anywhere(gm: torch.fx.GraphModule) -> bool:
-    """Returns whether a graph draws random numbers."""
-    return any(map(draws, gm.graph.nodes))

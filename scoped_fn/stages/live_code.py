@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from scoped_fn._ambient import ambient_settings
+from scoped_fn._errors import RandomOpError
 from scoped_fn._live import Live
-from scoped_fn._random.graph import KEY
+from scoped_fn._random.graph import KEY, draws_in_regions
 from scoped_fn._replay import uses_forward_mode, uses_transforms
 from scoped_fn._trace import NotDerivableError, probe
 from scoped_fn.stages.captured import Captured
@@ -46,8 +47,19 @@ def _applies_custom_functions(captured: Captured) -> bool:
     return bool(found)
 
 
+def refuse_draws_in_regions(captured: Captured) -> None:
+    """Raises if a checkpoint region draws: its code would draw again where nobody gives it the same key."""
+    if captured.keyed and draws_in_regions(captured.graph.gm):
+        raise RandomOpError(
+            f"Expected {captured.source.name} to draw outside of checkpoint regions where its own code is run, for "
+            "derivatives beyond what its graph says (transforms inside, custom autograd.Functions), got a draw inside. "
+            "Draw before the region and pass the numbers in, or do without checkpoint."
+        )
+
+
 def live_code(captured: Captured) -> Live:
     """Returns a model's own code as a function of the placeholders of its graph; every buffer comes back."""
+    refuse_draws_in_regions(captured)
     source, ambient = captured.source, ambient_settings("training")
     changed = (*source.buffers, *(name for name in captured.new_buffers if name == KEY))
     return Live(source, captured.in_structure, len(captured.constants), changed, ambient)

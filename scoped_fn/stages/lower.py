@@ -12,7 +12,7 @@ from scoped_fn._backends import Backend, check_backend, decompositions, tracing_
 from scoped_fn._checked_op import keep_checks
 from scoped_fn._errors import CaptureError, SpecError
 from scoped_fn._fp8.shared_quantizations import share_quantizations
-from scoped_fn._graph import Graph, copy_graph, output_values
+from scoped_fn._graph import Graph, copy_graph, output_values, refuse_random_ops
 from scoped_fn._overrides import known_overrides
 from scoped_fn._torch.aot import ExportedGraph, export_with_aot
 from scoped_fn._torch.config import patched
@@ -20,7 +20,7 @@ from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.levels import apart
 from scoped_fn._torch.tensors import fake_mode
 from scoped_fn.stages.captured import Captured
-from scoped_fn.stages.effects import refuse_mutation, refuse_random_ops, refuse_shared_memory
+from scoped_fn.stages.effects import refuse_mutation, refuse_shared_memory
 from scoped_fn.stages.lower_live import export_live
 from scoped_fn.state import CompilerState
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoped_fn.kernels import fold_keys, random_bits, random_keep, threefry_cpu
-from scoped_fn.kernels._threefry_rounds import threefry2x32
 
 WORDS = st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2)
 SIZES = (0, 1, 15, 16, 511, 512, 513, 16385)
@@ -74,12 +73,6 @@ def test_the_number_of_threads_does_not_matter(threads: int) -> None:
     assert all(map(torch.equal, expected, found))
 
 
-def test_torchs_operations_give_the_same() -> None:
-    key, counter = torch.tensor([1, -2], dtype=torch.int32), torch.arange(100, dtype=torch.int32)
-    high, low = threefry2x32((key[0], key[1]), (torch.zeros_like(counter), counter))
-    assert torch.equal(high ^ low, random_bits(key, (100,)))
-
-
 @pytest.mark.parametrize("layout", ["a column", "every other"])
 def test_keys_may_lie_anyhow(layout: str) -> None:
     keys = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32)
@@ -96,3 +89,11 @@ def test_too_many_numbers_are_refused(shape: tuple[int, ...]) -> None:
         ValueError, match=r"Expected a shape of fewer than 2\*\*31 numbers to draw, got .*Split the key"
     ):
         random_bits(torch.tensor([0, 0], dtype=torch.int32), shape)
+
+
+def test_words_of_another_dtype_are_refused() -> None:
+    key = torch.tensor([0, 7])
+    with pytest.raises(ValueError, match=r"Expected the words of a key as int32 \(2,\), got torch.int64 \[2\]"):
+        random_bits(key, (4,))
+    with pytest.raises(ValueError, match=r"Expected int32 numbers \(n,\), got torch.int64 \[1\]"):
+        fold_keys(key.to(torch.int32), torch.tensor([1]))
