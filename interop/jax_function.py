@@ -89,12 +89,7 @@ def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> t
         args, kwargs = unflatten(structure, tensors)
         return flatten(fn(*args, **kwargs), is_tensor)
 
-    try:
-        with torch.no_grad():
-            results, expected = flat([spec.example() for spec in specs])
-    except Exception as error:
-        error.add_note("to_jax called the function with ones, identity matrices and zeros to learn its shapes.")
-        raise
+    results, expected = _tried(flat, specs)
     outputs = [(tuple(result.shape), name_of(result.dtype)) for result in results]
 
     def run(tensors: Tensors) -> Tensors:
@@ -106,9 +101,33 @@ def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> t
             )
         return found
 
-    made = tuple(Spec(shape, dtype, narrow_name(dtype)) for shape, dtype in outputs)
+    fixed = _places_in_states(expected, len(results), every=True)
+    made = tuple(Spec(shape, dtype, narrow_name(dtype), i in fixed) for i, (shape, dtype) in enumerate(outputs))
     # What is compiled is refused if it writes into an argument, so it may see memory that is not its own.
-    return TorchCall(run, tuple(specs), made, owned=_compiled(fn) is None), expected
+    records = any(state.fp8 for state in _states_of(structure, len(specs)))
+    return TorchCall(run, tuple(specs), made, owned=_compiled(fn) is None, records=records), expected
+
+
+def _tried(flat: Callable[[Tensors], Any], specs: list[Spec]) -> Any:
+    """Returns what a function gives for example values; with ones for integers where zeros are refused."""
+    before = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            try:
+                return flat([spec.example(0) for spec in specs])
+            except Exception:  # noqa: BLE001 - whatever a function says to a division by zero
+                return flat([spec.example(1) for spec in specs])
+    except Exception as error:
+        error.add_note("to_jax called the function with ones and identity matrices to learn its shapes.")
+        raise
+    finally:
+        moved = not torch.equal(before, torch.get_rng_state())
+        torch.set_rng_state(before)
+        if moved:
+            raise TypeError(
+                "Expected a function that draws no numbers from torch's generator, since its gradient would draw "
+                "others, got one that does. Compile it with sf.compile, or draw with sf.random and a key."
+            )
 
 
 def _compiled(fn: Any) -> Any:
@@ -141,16 +160,28 @@ def _as_array(array: Any) -> Any:
 
 def _specs_of(arrays: list[Any], structure: Structure) -> list[Spec]:
     names = [name_of(array.dtype) for array in arrays]
-    wide = set() if narrow_name("int64") == "int64" else _buffers_of_states(structure, len(arrays))
+    count = len(arrays)
+    wide = set() if narrow_name("int64") == "int64" else _places_in_states(structure, count, every=False)
+    fixed = _places_in_states(structure, count, every=True)
     return [
-        Spec(tuple(array.shape), "int64" if name == "int32" and i in wide else name, name)
+        Spec(tuple(array.shape), "int64" if name == "int32" and i in wide else name, name, i in fixed)
         for i, (array, name) in enumerate(zip(arrays, names, strict=True))
     ]
 
 
-def _buffers_of_states(structure: Structure, count: int) -> set[int]:
-    """Returns which arrays are buffers of a state. With x64 off JAX holds torch's counters, int64, as int32."""
+def _states_of(structure: Structure, count: int) -> list[Any]:
+    """Returns the states of a structured value, with the places of their tensors as leaves."""
     places = unflatten(structure, range(count))
     nodes = optree.tree_leaves(places, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)
-    states: list[Any] = [node for node in nodes if isinstance(node, CompilerState)]
+    return [node for node in nodes if isinstance(node, CompilerState)]
+
+
+def _places_in_states(structure: Structure, count: int, *, every: bool) -> set[int]:
+    """Returns which arrays are part of a state, every one or its buffers alone.
+
+    With x64 off JAX holds torch's counters, which are int64 buffers, as int32.
+    """
+    states: list[Any] = _states_of(structure, count)
+    if every:
+        return {place for state in states for place in optree.tree_leaves(state, namespace=NAMESPACE)}
     return {place for state in states for named in state.buffers.values() for place in named.values()}

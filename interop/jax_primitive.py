@@ -60,7 +60,9 @@ def _function(kind: type, call: TorchCall) -> tuple[Callable[..., Any], Callable
     from jax.experimental.buffer_callback import buffer_callback
 
     def jvp(arrays: Any, tangents: Any) -> tuple[Any, Any]:
-        return bind(kind, call, arrays), _tangents(kind, call, arrays, tangents)
+        wanted = _differentiable(call.inputs, tuple(not _is_zero(tangent) for tangent in tangents))
+        value = call.recorded(wanted) if call.records and any(wanted) else call
+        return bind(kind, value, arrays), _tangents(kind, call, arrays, tangents)
 
     def batched(size: int, given: Any, *arrays: Any) -> tuple[Any, Any]:
         dims = tuple(0 if there else None for there in given)
@@ -129,7 +131,7 @@ def _zero_tangent(spec: Spec) -> Any:
     import jax.numpy as jnp
     import numpy as np
 
-    if spec.differentiable:
+    if spec.inexact:
         return jnp.zeros(spec.shape, jnp.dtype(spec.array_dtype))
     return np.zeros(spec.shape, jax.dtypes.float0)
 

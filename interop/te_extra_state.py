@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -81,11 +82,19 @@ def _unpickled(content: bytes, name: str) -> Any:
     try:
         if content.startswith(b"PK"):  # of older versions: a file of torch.save
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_places(content)
         return _TensorsOnly(io.BytesIO(content)).load()
     except Exception as error:  # unpickling raises about anything on bytes that are no pickle, or a forged one
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         advice = "Nothing in it was executed. Use a checkpoint that TransformerEngine made."
         raise refusal(f"a pickle of tensors and plain data in {name}", f"'{reason}'", advice) from error
+
+
+def _check_places(content: bytes) -> None:
+    """Raises if a pickle remembers something at a place beyond its own length: it would ask for as much memory."""
+    for code, place, _ in pickletools.genops(content):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and place is not None and int(place) > len(content):
+            raise pickle.UnpicklingError(f"place {place} in the memory of a pickle of {len(content)} bytes")
 
 
 class _TensorsOnly(pickle.Unpickler):

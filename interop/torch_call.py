@@ -7,7 +7,7 @@ forward again: nothing is kept between two calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,22 +24,29 @@ class Spec:
         shape: Its shape.
         dtype: The name of its dtype in torch.
         array_dtype: The name of its dtype in JAX: the same, but for integers of 64 bits while x64 is off.
+        fixed: Whether it is part of a state, which nothing is differentiated by, as in torch.
     """
 
     shape: tuple[int, ...]
     dtype: str
     array_dtype: str
+    fixed: bool = False
+
+    @property
+    def inexact(self) -> bool:
+        """Whether it has floating point or complex numbers."""
+        return "float" in self.dtype or "complex" in self.dtype
 
     @property
     def differentiable(self) -> bool:
         """Whether it has a derivative."""
-        return "float" in self.dtype or "complex" in self.dtype
+        return self.inexact and not self.fixed
 
-    def example(self) -> torch.Tensor:
-        """Returns values to try a function with: ones, identity matrices, zero for integers."""
+    def example(self, integer: int) -> torch.Tensor:
+        """Returns values to try a function with: ones, identity matrices, and for integers the given one."""
         dtype: torch.dtype = getattr(torch, self.dtype)
-        if not self.differentiable:
-            return torch.zeros(self.shape, dtype=dtype)
+        if not self.inexact:
+            return torch.full(self.shape, integer, dtype=dtype)
         if len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
             return torch.eye(self.shape[-1]).expand(self.shape).to(dtype)
         return torch.ones(self.shape).to(dtype)
@@ -54,6 +61,7 @@ class TorchCall:
         inputs: What it takes.
         outputs: What it gives.
         owned: Whether it may be given memory of its own only, since it might write into what it is given.
+        records: Whether its results say more where a gradient is wanted: the amaxes of FP8.
         transposed: For a function that is linear in its last inputs: (how many these are; which outputs have a
             cotangent -> the function (other inputs, these cotangents) -> cotangents of the linear inputs).
         derived: What was derived from it so far.
@@ -63,8 +71,13 @@ class TorchCall:
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     owned: bool = True
+    records: bool = False
     transposed: tuple[int, Callable[[Mask], TorchCall]] | None = None
     derived: dict[Hashable, Any] = field(default_factory=dict)
+
+    def recorded(self, wanted: Mask) -> TorchCall:
+        """Returns the same function as it is where gradients of the wanted inputs are to come."""
+        return self.kept(("recorded", wanted), lambda: _recorded(self, wanted))  # type: ignore[no-any-return]
 
     def tangent(self, wanted: Mask, used: Mask) -> TorchCall:
         """Returns (inputs, tangents of the wanted ones) -> tangents of the used outputs."""
@@ -90,6 +103,21 @@ def chosen(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
     return [value for value, there in zip(values, mask, strict=True) if there]
 
 
+def _recorded(call: TorchCall, wanted: Mask) -> TorchCall:
+    def run(tensors: Tensors) -> Tensors:
+        of, active = _active(call, tensors, wanted, (True,) * len(call.outputs))
+        used = tuple(spec.differentiable for spec in call.outputs)
+
+        def both(*active: torch.Tensor) -> tuple[Any, Any]:
+            every = of(*active)
+            return tuple(chosen(every, used)), every
+
+        found: Any = torch.func.vjp(both, *active, has_aux=True)
+        return list(found[2])
+
+    return replace(call, run=run, records=False, derived={})
+
+
 def _tangent(call: TorchCall, wanted: Mask, used: Mask) -> TorchCall:
     count = len(call.inputs)
 
@@ -103,7 +131,7 @@ def _tangent(call: TorchCall, wanted: Mask, used: Mask) -> TorchCall:
         (*call.inputs, *chosen(call.inputs, wanted)),
         tuple(chosen(call.outputs, used)),
         call.owned,
-        (sum(wanted), lambda inner: call.pulled(wanted, _spread(used, inner))),
+        transposed=(sum(wanted), lambda inner: call.pulled(wanted, _spread(used, inner))),
     )
 
 
@@ -121,7 +149,7 @@ def _pulled(call: TorchCall, wanted: Mask, used: Mask) -> TorchCall:
         (*call.inputs, *chosen(call.outputs, used)),
         tuple(chosen(call.inputs, wanted)),
         call.owned,
-        (sum(used), lambda inner: call.tangent(_spread(wanted, inner), used)),
+        transposed=(sum(used), lambda inner: call.tangent(_spread(wanted, inner), used)),
     )
 
 
@@ -133,13 +161,13 @@ def _batched(call: TorchCall, dims: tuple[int | None, ...], size: int) -> TorchC
     inputs = tuple(batched_spec(spec, dim, size) for spec, dim in zip(call.inputs, dims, strict=True))
     outputs = tuple(batched_spec(spec, 0, size) for spec in call.outputs)
     if call.transposed is None:
-        return TorchCall(run, inputs, outputs, call.owned)
+        return TorchCall(run, inputs, outputs, call.owned, call.records)
     count, transposed = call.transposed
 
     def transposed_of_batched(used: Mask) -> TorchCall:
         return transposed(used).batched((*dims[:-count], *(0,) * sum(used)), size)
 
-    return TorchCall(run, inputs, outputs, call.owned, (count, transposed_of_batched))
+    return TorchCall(run, inputs, outputs, call.owned, transposed=(count, transposed_of_batched))
 
 
 def _active(call: TorchCall, tensors: Tensors, wanted: Mask, used: Mask) -> tuple[Callable[..., Any], list[Any]]:
@@ -163,4 +191,4 @@ def batched_spec(spec: Spec, dim: int | None, size: int) -> Spec:
     """Returns what a tensor looks like with a batch dimension; `None` is none."""
     if dim is None:
         return spec
-    return Spec((*spec.shape[:dim], size, *spec.shape[dim:]), spec.dtype, spec.array_dtype)
+    return replace(spec, shape=(*spec.shape[:dim], size, *spec.shape[dim:]))

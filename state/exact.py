@@ -28,6 +28,10 @@ def exact_form(value: Any) -> Any:
         return type(value), frozenset((exact_form(key), exact_form(held)) for key, held in value.items())
     if isinstance(value, (tuple, list)):
         return type(value), tuple(map(exact_form, value))
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(exact_form, value))
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return type(value), value.tobytes()
     if isinstance(value, float):
         return type(value), value.hex()
     if isinstance(value, complex):

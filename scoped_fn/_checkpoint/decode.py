@@ -83,7 +83,7 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     demand(device.type != "meta", "a device with memory", str(device))
     try:
         return tensor.to(device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise refusal(
             f"the device {device}", f"'{reason}'", 'Choose one that is here: load(path, device="cpu").'

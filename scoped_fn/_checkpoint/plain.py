@@ -92,7 +92,9 @@ def tag_of(document: Document) -> tuple[str, Any]:
     if not isinstance(document, dict):
         return "", document
     demand(len(document) == 1, "one kind of value", list(document))
-    return next(iter(document.items()))
+    tag, content = next(iter(document.items()))
+    demand(tag != "", "a kind of value", tag)  # what has no tag is no dict
+    return tag, content
 
 
 def value_of(tag: str, content: Any, inner: Callable[[Document], Any]) -> Any:
@@ -165,6 +167,8 @@ def device_of(content: Any) -> torch.device:
     """Returns the device of a name; raises `Unfit` if there is none."""
     demand(isinstance(content, str), "the name of a device", content)
     try:
-        return torch.device(content)
+        device = torch.device(content)
     except (RuntimeError, TypeError, ValueError):
         raise refusal("the name of a device", content) from None
+    demand(str(device) == content, "the name of a device", content)  # torch wraps a large index around
+    return device

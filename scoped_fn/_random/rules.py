@@ -103,7 +103,7 @@ def keyed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: 
         found = Keyed(name, rule) if name in ALWAYS or _drops(rule, (None, *args), _renamed(kwargs)) else None
     elif name in WITH_DRAWS or (name in WITH_DROPS and _drops(target, args, kwargs)):
         found = Keyed(name, partial(_inside, target), renamed=False)
-    elif name in POOLS and kwargs.get("_random_samples") is None:
+    elif name in POOLS and not hasattr(target, "namespace") and kwargs.get("_random_samples") is None:
         found = Keyed(name, partial(ops.fractional_max_pool, target, POOLS[name]), renamed=False)
     elif name in RECURRENT and recurrent.drops(args):
         found = Keyed(name, partial(recurrent.layer_by_layer, target), renamed=False)
@@ -116,9 +116,9 @@ def _name(target: Any) -> str:
     """Returns an operation's name without its overload; '' for what is not torch's."""
     if isinstance(target, str):
         return target
-    if hasattr(target, "namespace"):  # an operator: torch's own, not another library's of that name
-        return str(target.__name__).partition(".")[0] if target.namespace == "aten" else ""
     module = getattr(target, "__module__", None) or ""
+    if module.startswith(("torch.ops.", "torch._ops.")) and not module.endswith(".aten"):
+        return ""  # an operator of another library, which may have any name
     owner = getattr(getattr(target, "__objclass__", None), "__name__", "")
     torchs = module.startswith("torch") or owner.startswith("Tensor") or type(target).__name__.startswith("builtin")
     return str(getattr(target, "__name__", "")).partition(".")[0] if torchs else ""

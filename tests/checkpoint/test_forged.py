@@ -212,6 +212,9 @@ def test_tensors_that_cannot_be(name: str, tensor: torch.Tensor, words: str, tmp
         ({"bytes": 3}, "bytes in base64"),
         ({"dtype": "os"}, "the name of a dtype"),
         ({"device": "here"}, "the name of a device"),
+        ({"device": "cuda:300"}, "the name of a device"),
+        ({"": {"a": 1}}, "a kind of value"),
+        ({"dict": [[{"": [1]}, 2]]}, "a kind of value"),
         ({"tensor": "a"}, "a tensor that is used once"),
     ],
 )

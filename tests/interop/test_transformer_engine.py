@@ -359,3 +359,12 @@ def test_the_next_step_uses_what_was_loaded() -> None:
     assert exact(loaded) == exact(after)
     assert exact(step(loaded, fn.params, x)[1][0]) == exact(step(after, fn.params, x)[1][0])
     assert exact(step(state, fn.params, x)[1][0]) != exact(step(after, fn.params, x)[1][0])
+
+
+def test_a_pickle_that_asks_for_memory_is_refused() -> None:
+    content = b"\x80\x04Nr" + (0x0FFFFFFF).to_bytes(4, "little") + b"."
+    given = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    with pytest.raises(
+        sf.CheckpointError, match=r"Expected a pickle of tensors and plain data .*, got 'place 268435455"
+    ):
+        extra_state_tensors(given, "0._extra_state")
