@@ -51,7 +51,7 @@ def fp8_from_transformer_engine(
 
     Raises:
         CheckpointError: A site is not in the checkpoint, or what is there has another form.
-        ValueError: The owner has no FP8 scales.
+        ValueError: The owner has no FP8 scales, or `names` has a site or an index that is none.
         OwnershipError: The state does not hold the owner.
 
     Example:
@@ -65,7 +65,7 @@ def fp8_from_transformer_engine(
         >>> sf.describe_fp8(state)["0"]["input"]["scale"]
         4.0
     """
-    held = _held(state, fn_or_owner)
+    held = _held(state, fn_or_owner, names)
     modules = {module: _read(state_dict, module) for module in {_place(site, names)[0] for site, _ in held.columns}}
     scale, history = held.scale.clone(), held.amax_history.clone()
     for column, (site, role) in enumerate(held.columns):
@@ -101,7 +101,7 @@ def fp8_to_transformer_engine(state: CompilerState, fn_or_owner: Any, *, names: 
         ValueError: The owner has no FP8 scales, or two sites go to one place.
         OwnershipError: The state does not hold the owner.
     """
-    held = _held(state, fn_or_owner)
+    held = _held(state, fn_or_owner, names)
     places = {site: _place(site, names) for site, _ in held.columns}
     if len(set(places.values())) != len(places):
         raise ValueError(f"Expected a place of its own for each site, got {places}. Check names.")
@@ -115,13 +115,21 @@ def fp8_to_transformer_engine(state: CompilerState, fn_or_owner: Any, *, names: 
     return {module + SUFFIX: tensors for module, tensors in made.items()}
 
 
-def _held(state: CompilerState, fn_or_owner: Any) -> Fp8State:
-    return state.fp8[the_owner(state, fn_or_owner)]
+def _held(state: CompilerState, fn_or_owner: Any, names: Names | None) -> Fp8State:
+    held = state.fp8[the_owner(state, fn_or_owner)]
+    sites = list(dict.fromkeys(site for site, _ in held.columns))
+    unknown = [site for site in names or {} if site not in sites]
+    if unknown:
+        raise ValueError(f"Expected names of the sites {', '.join(sites)}, got one of {unknown[0]!r}. Check names.")
+    return held
 
 
 def _place(site: str, names: Names | None) -> tuple[str, int]:
     named = (names or {}).get(site, site)
-    return (named, 0) if isinstance(named, str) else (named[0], named[1])
+    module, matmul = (named, 0) if isinstance(named, str) else named
+    if type(matmul) is not int or matmul < 0:
+        raise ValueError(f"Expected the index of a matmul of {module!r}, from 0, got {matmul!r}. Check names.")
+    return module, matmul
 
 
 def _read(state_dict: Mapping[str, Any], module: str) -> dict[str, torch.Tensor]:

@@ -32,6 +32,8 @@ def write_file(path: str | os.PathLike[str], pieces: Iterable[Piece]) -> None:
     if os.path.exists(target) and not os.path.isfile(target):
         raise OSError(f"Expected a file to write to, got a pipe or device, '{os.fspath(path)}'. Give another path.")
     folder, name = os.path.split(target)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"Expected a folder that exists, got '{folder}'. Make it first.")
     # The name is cut: with what is added it must not be longer than names may be.
     start = os.fsdecode(os.fsencode(name)[:60])
     unfinished = os.path.join(folder, f".{start}.{secrets.token_hex(8)}.unfinished")

@@ -23,6 +23,7 @@ SCHEMA = 1
 LENGTH_BYTES = 8
 # Other readers of the format stop at 100 MB.
 MAX_HEADER_BYTES = 100_000_000
+MAX_PARTS = 4_000_000
 START = b'{"__metadata__":{"producer":"scoped_fn","sha256":"'
 DIGEST_CHARACTERS = 64
 DIGEST_AT = LENGTH_BYTES + len(START)
@@ -122,7 +123,11 @@ def entries_of(header: Header, data_bytes: int) -> dict[str, Entry]:
 
 
 def parsed_json(text: bytes | str, what: str) -> Any:
-    """Returns parsed JSON without keys that repeat and without numbers that JSON does not have."""
+    """Returns parsed JSON without keys that repeat, numbers that JSON does not have, or too many parts for memory."""
+    raw = text.encode() if isinstance(text, str) else text
+    parts = sum(map(raw.count, (b"[", b"{", b",")))
+    if parts > MAX_PARTS:  # each takes some 60 bytes of memory once it is parsed
+        raise refusal(f"{what} of at most {MAX_PARTS} parts", f"{parts}")
     try:
         return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

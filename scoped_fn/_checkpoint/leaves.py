@@ -149,6 +149,8 @@ def _check_leaf(name: str, leaf: torch.Tensor, tensor: Any) -> None:
         raise SpecError(
             f"Expected {name} to be {_described(leaf)}, got {_described(tensor)}. Use a state of the same program."
         )
+    if tensor.is_meta:
+        raise SpecError(f"Expected {name} with values, got a tensor on the meta device. Load its values first.")
 
 
 def _described(value: Any) -> str:

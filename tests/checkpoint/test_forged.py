@@ -261,3 +261,7 @@ def test_every_refusal_of_a_place_names_no_more_than_it_shows(tmp_path: Path) ->
     text = refused_with(tmp_path, (*OWNER, "name"), ["x" * 10_000] * 100)
     assert len(text) < 600
     assert json.dumps("x" * 100) not in text
+
+
+def test_a_description_of_too_many_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    assert "of at most 4000000 parts" in refusal(forge(tmp_path / "file", [[]] * 4_000_001, {}))

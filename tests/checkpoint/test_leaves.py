@@ -149,3 +149,9 @@ def test_a_compiled_function_takes_the_state_that_comes_back() -> None:
     again, twin = fn(sf.from_tensors(after, sf.to_tensors(state)), fn.params, x)
     assert exact(again) == exact(after)
     assert exact(twin.detach()) == exact(out.detach())
+
+
+def test_leaves_without_values_are_refused() -> None:
+    state = sf.init_state()
+    with pytest.raises(sf.SpecError, match="Expected key with values, got a tensor on the meta device"):
+        sf.from_tensors(state, {"key": torch.empty(2, dtype=torch.uint32, device="meta")})

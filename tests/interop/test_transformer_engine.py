@@ -368,3 +368,19 @@ def test_a_pickle_that_asks_for_memory_is_refused() -> None:
         sf.CheckpointError, match=r"Expected a pickle of tensors and plain data .*, got 'place 268435455"
     ):
         extra_state_tensors(given, "0._extra_state")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"typo": "other"}, r"Expected names of the sites .*fc1.*, got one of 'typo'"),
+        ({"fc1": ("m", -1)}, r"Expected the index of a matmul of 'm', from 0, got -1"),
+        ({"fc1": ("m", 1.5)}, r"Expected the index of a matmul of 'm', from 0, got 1.5"),
+    ],
+)
+def test_names_that_cannot_be(names: Any, words: str) -> None:
+    state = held_state()
+    with pytest.raises(ValueError, match=words):
+        fp8_to_transformer_engine(state, 0, names=names)
+    with pytest.raises(ValueError, match=words):
+        fp8_from_transformer_engine(state, 0, {"m._extra_state": entry(2)}, names=names)
