@@ -12,7 +12,7 @@ from scoped_fn.interop.arrays import narrow_name, narrowed
 from scoped_fn.interop.convert import is_array, is_tensor
 from scoped_fn.interop.dtypes import name_of
 from scoped_fn.interop.jax_primitive import bind, tangent_class
-from scoped_fn.interop.pytrees import Structure, check_static, flatten, unflatten
+from scoped_fn.interop.pytrees import Structure, check_static, flatten, in_key_order, unflatten
 from scoped_fn.interop.register import register_jax
 from scoped_fn.interop.torch_call import Spec, Tensors, TorchCall
 from scoped_fn.state import CompilerState
@@ -72,7 +72,7 @@ class JaxFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the function's result as arrays."""
-        arrays, structure = flatten((args, dict(sorted(kwargs.items()))), is_array)
+        arrays, structure = flatten(in_key_order((args, kwargs)), is_array)
         check_static(structure, is_tensor, "JAX arrays, got a torch.Tensor", "torch_to_jax")
         arrays = [_as_array(array) for array in arrays]
         key = (structure, tuple((array.shape, str(array.dtype)) for array in arrays), narrow_name("int64"))

@@ -82,6 +82,18 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[list[Any], Stru
     return arrays, Structure(spec, tuple(leaves))
 
 
+def in_key_order(tree: Any) -> Any:
+    """Returns a tree whose dicts have their keys sorted, as JAX has them: calls that are alike see them alike."""
+    if type(tree) is dict:
+        try:
+            return {key: in_key_order(tree[key]) for key in sorted(tree)}
+        except TypeError:  # keys of several types
+            return {key: in_key_order(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(in_key_order, tree))
+    return tree
+
+
 def unflatten(structure: Structure, arrays: Sequence[Any]) -> Any:
     """Returns the structured value with these arrays."""
     return _build(structure, iter(arrays))

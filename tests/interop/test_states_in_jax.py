@@ -130,3 +130,10 @@ class Names(list):
 def test_a_container_that_nobody_knows_is_refused(container: Any) -> None:
     with pytest.raises(TypeError, match=r"Expected arrays, numbers, .*, got a (Names|set)\. Register it"):
         torch_to_jax({"a": container})
+
+
+def test_the_order_of_keys_in_an_argument_does_not_matter() -> None:
+    first = to_jax(lambda values: next(iter(values["inner"].values())))
+    for given in ({"b": 1.0, "a": 2.0}, {"a": 2.0, "b": 1.0}):
+        arrays = {"inner": {name: jnp.float32(value) for name, value in given.items()}}
+        assert first(arrays) == jax.jit(first)(arrays) == 2.0
