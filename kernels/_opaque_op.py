@@ -95,7 +95,7 @@ def compile_cpp(types: Sequence[str], source: str) -> Callable[..., None] | None
 
     try:
         return CppPythonBindingsCodeCache.load_pybinding(list(types), source)  # type: ignore[no-any-return]
-    except (RuntimeError, OSError):
+    except (RuntimeError, OSError, ImportError):
         return None
 
 
@@ -174,7 +174,7 @@ def _primal(value: Any) -> Any:
 def _refusal(name: str) -> Derivative:
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError(
-            f"Expected no derivative through {name}, whose results are FP8 codes and statistics, got one. "
+            f"Expected no derivative through {name}, whose results are codes, statistics or bits, got one. "
             "Call it on a detached tensor, inside a torch.autograd.Function with a rule of its own (docs/kernels.md)."
         )
 
