@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as torch_pytree
 
 from scoped_fn.state.autocast_scope import AutocastScope
-from scoped_fn.state.exact import Exact
+from scoped_fn.state.exact import Aside, Exact
 from scoped_fn.state.fp8_state import Fp8State, from_tensors, tensors_of
 from scoped_fn.state.frozen_dict import FrozenDict
 from scoped_fn.state.input_queue import InputQueue, queue_from, queue_static, queue_tensors
@@ -158,6 +158,10 @@ def _sorted(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: named[name] for name in sorted(named)}
 
 
+def _in_order(named: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: named[name] for name in names}
+
+
 def _flatten(state: CompilerState) -> tuple[tuple[Any, ...], Static]:
     # Sorted, as optree and JAX sort keys and torch does not: leaves have one order in all three.
     buffers = {token: _sorted(state.buffers[token]) for token in sorted(state.buffers)}
@@ -166,17 +170,18 @@ def _flatten(state: CompilerState) -> tuple[tuple[Any, ...], Static]:
     columns = FrozenDict({token: (held.columns, held.recipe) for token, held in state.fp8.items()})
     queues = FrozenDict({token: queue_static(queue) for token, queue in state.inputs.items()})
     settings = Exact(state.overrides), Exact(state.constants)
-    static = (state.owners, state.next_token, state.autocast, columns, *settings, queues)
+    order = Aside({token: tuple(named) for token, named in state.buffers.items()})  # the model's own, for readers
+    static = (state.owners, state.next_token, state.autocast, columns, *settings, queues, order)
     return (buffers, fp8, inputs, state.key), static
 
 
 def _unflatten(static: Static, children: tuple[Any, ...]) -> CompilerState:
-    owners, next_token, autocast, columns, overrides, constants, queues = static
+    owners, next_token, autocast, columns, overrides, constants, queues, order = static
     buffers, fp8, inputs, key = children
     return CompilerState(
         owners=owners,
         next_token=next_token,
-        buffers=FrozenDict({token: FrozenDict(named) for token, named in buffers.items()}),
+        buffers=FrozenDict({token: FrozenDict(_in_order(buffers[token], order.value[token])) for token in order.value}),
         key=key,
         autocast=autocast,
         fp8=FrozenDict({token: from_tensors(columns[token], tensors) for token, tensors in fp8.items()}),

@@ -1,4 +1,7 @@
-"""Values that compare by what they are, not only by `==`: 1, 1.0 and True are three, 0.0 and -0.0 two, NaN is one."""
+"""Values in a structure that compare by what they are, not only by `==`, or that do not matter to whether it is alike.
+
+1, 1.0 and True are three values, 0.0 and -0.0 two, NaN is one.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,19 @@ class Exact:
 
     def __hash__(self) -> int:
         return hash(exact_form(self.value))
+
+
+@dataclass(frozen=True, eq=False)
+class Aside:
+    """A value that a structure carries along; structures are alike whatever it is."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Aside)
+
+    def __hash__(self) -> int:
+        return hash(Aside)
 
 
 def exact_form(value: Any) -> Any:
