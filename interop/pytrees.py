@@ -17,22 +17,13 @@ import torch
 import torch.utils._pytree as torch_pytree
 
 from scoped_fn.state.compiler_state import NAMESPACE
-from scoped_fn.state.exact import exact_form
+from scoped_fn.state.exact import Exact
 
 NO_CONTAINERS = (str, bytes, bytearray, memoryview, range, torch.Size)
 
 
-@dataclass(frozen=True)
-class Static:
-    """A leaf that is no array. Compares by type and exact value: 1, 1.0 and True are three things, NaN is one."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and bool(exact_form(self.value) == exact_form(other.value))
-
-    def __hash__(self) -> int:
-        return hash(exact_form(self.value))
+class Static(Exact):
+    """A leaf that is no array."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Call:
         self.shared_key = None if folded is words else words
         scope = self.structure.scope
         self.tensors.insert(len(self.tensors) - (scope.extras if scope else 0), folded)
-        known = memo.learn_key(self.structure)
+        known = memo.keyed_structure(self.structure) or memo.learn_key(self.structure)
         self.structure = known if scope is None else replace(known, scope=scope)
 
     def fit(self, memo: Memo, captured: Captured) -> Sites | None:

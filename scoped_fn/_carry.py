@@ -61,26 +61,23 @@ def vmap(
             return stacked(state, *args)
         after: list[CompilerState] = []
 
-        def one(*args: Any) -> Any:
-            state_after, out = fn(state, *args, **kwargs)
-            staged = staged_since(state, state_after)
-            after.append(_shared(without_staged(state, state_after)))
-            return staged, out
-
-        def with_own_key(row: torch.Tensor, *args: Any) -> Any:  # torch counts the indices of each chunk from 0
-            own = replace(state, key=row_key(words, row).view(torch.uint32))
-            state_after, out = fn(own, *args, **kwargs)
-            following = state.key if state_after.key is own.key else keys_of(words, 1)[0].view(torch.uint32)
-            state_after = replace(state_after, key=following)
+        def run(given: CompilerState, args: Any) -> Any:
+            state_after, out = fn(given, *args, **kwargs)
+            if given is not state:
+                drawn = state_after.key is not given.key
+                following = keys_of(words_of_state(state), 1)[0].view(torch.uint32) if drawn else state.key
+                state_after = replace(state_after, key=following)
             after.append(_shared(without_staged(state, state_after)))
             return staged_since(state, state_after), out
 
+        def with_own_key(row: torch.Tensor, *args: Any) -> Any:  # torch counts the indices of each chunk from 0
+            return run(replace(state, key=row_key(words_of_state(state), row).view(torch.uint32)), args)
+
         if randomness == "different" and not torch.compiler.is_dynamo_compiling():
-            words = words_of_state(state)
-            rows = torch.arange(mapped_size(args, dims), dtype=torch.int32, device=words.device)
+            rows = torch.arange(mapped_size(args, dims), dtype=torch.int32, device=state.key.device)
             staged, out = torch.vmap(with_own_key, (0, *dims), (0, out_dims), **options)(rows, *args)
         else:
-            staged, out = torch.vmap(one, dims, (0, out_dims), **options)(*args)
+            staged, out = torch.vmap(lambda *args: run(state, args), dims, (0, out_dims), **options)(*args)
         return with_staged(after[-1], staged), out
 
     return mapped

@@ -161,9 +161,10 @@ class CompiledFn:
         """Returns whether a transform acts on a call, or may, or records it."""
         if not in_transform():
             return tracing_proxies() is not None
-        if is_transformed(call.tensors) or not in_vmap():
-            return is_transformed(call.tensors)
-        return self.captured.rng == "torch" or not self._memo.knows(call.structure)  # it draws, or nobody knows
+        if is_transformed(call.tensors):
+            return True
+        # In vmap a function that draws is transformed in any case; so is one of which nobody knows yet.
+        return in_vmap() and (self.captured.rng == "torch" or not self._memo.knows(call.structure))
 
     def _plain_variant(self, call: Call) -> Variant:
         kind = "training" if torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors) else "inference"

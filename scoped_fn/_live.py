@@ -18,7 +18,7 @@ from scoped_fn._random.rules import KeyedMode
 from scoped_fn._random.words import keys_of
 from scoped_fn._source import Source, buffer_places
 from scoped_fn._structure import Structure, flatten, unflatten
-from scoped_fn.kernels import fold_keys
+from scoped_fn.random import fold_in
 
 
 def copy_with(
@@ -85,4 +85,4 @@ def _draws_from(words: torch.Tensor | None) -> AbstractContextManager[Any]:
     """Lets the i-th random operation draw from key i + 1 of those that the graph splits off."""
     if words is None:
         return nullcontext()
-    return KeyedMode(lambda i: fold_keys(words, torch.full((1,), i + 1, dtype=torch.int32, device=words.device))[0])
+    return KeyedMode(lambda i: fold_in(words, i + 1))

@@ -8,7 +8,7 @@ from torch import Tensor
 from scoped_fn._errors import RandomOpError
 from scoped_fn._torch.levels import VMAP, Level, at_level, in_chunks, innermost_level, levels
 from scoped_fn._torch.wrapped import level_numbers
-from scoped_fn.kernels import fold_keys
+from scoped_fn.random import fold_in
 
 APART = 0xFFFFFFFF  # no graph has so many draws, so no key of a row is one of those that a graph splits off
 
@@ -60,8 +60,7 @@ def row_key(words: Tensor, row: Tensor) -> Tensor:
         words: int32 (2,), the key that all indices share.
         row: int32 [], the index.
     """
-    apart = fold_keys(words, torch.full((1,), APART - 2**32, dtype=torch.int32, device=words.device))
-    return fold_keys(apart[0], row[None])[0]
+    return fold_in(fold_in(words, APART), row)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
