@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from scoped_fn.interop.jax_operator import JaxOperator
 from scoped_fn.interop.torch_call import Mask, Spec, batched_spec, chosen
 
 Arrays = tuple[Any, ...]
@@ -20,6 +21,7 @@ class JaxCall:
         inputs: What it takes.
         outputs: What it gives.
         x64: Whether JAX keeps 64 bits inside, whatever the setting is when it runs.
+        operator: Where it runs.
         derived: What was derived from it so far.
     """
 
@@ -27,6 +29,7 @@ class JaxCall:
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     x64: bool
+    operator: JaxOperator
     derived: dict[Hashable, Any] = field(default_factory=dict)
 
     def tangent(self, wanted: Mask, used: Mask) -> JaxCall:
@@ -58,7 +61,7 @@ def _tangent(call: JaxCall, wanted: Mask, used: Mask) -> JaxCall:
         return tuple(jax.jvp(of, tuple(active), tuple(arrays[count:]))[1])
 
     inputs = (*call.inputs, *chosen(call.inputs, wanted))
-    return JaxCall(run, inputs, tuple(chosen(call.outputs, used)), call.x64)
+    return JaxCall(run, inputs, tuple(chosen(call.outputs, used)), call.x64, call.operator)
 
 
 def _pulled(call: JaxCall, wanted: Mask, used: Mask) -> JaxCall:
@@ -73,7 +76,7 @@ def _pulled(call: JaxCall, wanted: Mask, used: Mask) -> JaxCall:
         return tuple(_conjugate(grad) for grad in pull(tuple(map(_conjugate, arrays[count:]))))
 
     inputs = (*call.inputs, *chosen(call.outputs, used))
-    return JaxCall(run, inputs, tuple(chosen(call.inputs, wanted)), call.x64)
+    return JaxCall(run, inputs, tuple(chosen(call.inputs, wanted)), call.x64, call.operator)
 
 
 def _batched(call: JaxCall, dims: tuple[int | None, ...], size: int) -> JaxCall:
@@ -84,7 +87,7 @@ def _batched(call: JaxCall, dims: tuple[int | None, ...], size: int) -> JaxCall:
 
     inputs = tuple(batched_spec(spec, dim, size) for spec, dim in zip(call.inputs, dims, strict=True))
     outputs = tuple(batched_spec(spec, 0, size) for spec in call.outputs)
-    return JaxCall(run, inputs, outputs, call.x64)
+    return JaxCall(run, inputs, outputs, call.x64, call.operator)
 
 
 def _active(call: JaxCall, arrays: Arrays, wanted: Mask, used: Mask) -> tuple[Callable[..., Arrays], list[Any]]:

@@ -12,6 +12,7 @@ from scoped_fn.interop.convert import is_array, is_tensor
 from scoped_fn.interop.dtypes import name_of
 from scoped_fn.interop.jax_call import JaxCall
 from scoped_fn.interop.jax_node import apply
+from scoped_fn.interop.jax_operator import JaxOperator
 from scoped_fn.interop.pytrees import Structure, check_static, flatten, in_key_order, unflatten
 from scoped_fn.interop.register import register_jax
 from scoped_fn.interop.torch_call import Spec
@@ -53,6 +54,7 @@ class TorchFunction:
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self._f = f
+        self._operator = JaxOperator()
         self._calls: dict[Any, tuple[JaxCall, Structure]] = {}
         # The words at the start are Dynamo's own for such code, by which `compile` knows to keep it as it is.
         reason = "Unsupported custom jvp: a JAX function has rules of its own."
@@ -76,12 +78,14 @@ class TorchFunction:
         specs = tuple(map(_spec_of, tensors))
         key = (structure, specs, x64_enabled())
         if key not in self._calls:
-            self._calls[key] = traced(self._f, structure, specs)
+            self._calls[key] = traced(self._f, structure, specs, self._operator)
         call, out_structure = self._calls[key]
         return unflatten(out_structure, apply(call, tensors))
 
 
-def traced(f: Callable[..., Any], structure: Structure, specs: tuple[Spec, ...]) -> tuple[JaxCall, Structure]:
+def traced(
+    f: Callable[..., Any], structure: Structure, specs: tuple[Spec, ...], operator: JaxOperator
+) -> tuple[JaxCall, Structure]:
     """Returns a JAX function of flat arrays, and the structure of its result."""
     import jax
     import jax.numpy as jnp
@@ -97,7 +101,7 @@ def traced(f: Callable[..., Any], structure: Structure, specs: tuple[Spec, ...])
     like: Any = jax.ShapeDtypeStruct
     shapes = jax.eval_shape(run, *(like(spec.shape, jnp.dtype(spec.array_dtype)) for spec in specs))
     outputs = tuple(Spec(shape.shape, name_of(shape.dtype), name_of(shape.dtype)) for shape in shapes)
-    return JaxCall(run, specs, outputs, x64_enabled()), seen[0]
+    return JaxCall(run, specs, outputs, x64_enabled(), operator), seen[0]
 
 
 def _spec_of(tensor: torch.Tensor) -> Spec:

@@ -226,20 +226,31 @@ def test_the_operator_is_as_torch_wants_one() -> None:
     f = from_jax(jax_pair)
     f(X, Y)
     ((call, _),) = f._calls.values()  # type: ignore[attr-defined]
-    torch.library.opcheck(call.derived["operator"], ([X, Y],))
+    number = call.derived["number"]
+    torch.library.opcheck(call.operator.overload, ([X, Y], number))
     with pytest.raises(RuntimeError, match="Expected a derivative by the rules of the function"):
-        call.derived["operator"]([X.clone().requires_grad_(), Y])[0].sum().backward()
+        call.operator.overload([X.clone().requires_grad_(), Y], number)[0].sum().backward()
+
+
+def test_a_function_has_one_operator_however_it_is_called() -> None:
+    before = set(dir(torch.ops.scoped_fn_interop))
+    f = from_jax(lambda x, power=2: (x**power).sum())
+    for size in range(1, 5):
+        x = torch.arange(1.0, 1.0 + size)
+        assert f(x, power=size) == (x**size).sum()
+        torch.testing.assert_close(vmap(grad(f))(x), 2 * x)
+    assert len(set(dir(torch.ops.scoped_fn_interop)) - before) == 1
 
 
 def test_nothing_outlives_the_function() -> None:
     f = from_jax(jax_pair)
     grad(lambda x, f=f: f(x, Y)[1])(X)
     ((call, _),) = f._calls.values()  # type: ignore[attr-defined]
-    operator = call.derived["operator"]
-    watched = [weakref.ref(f), weakref.ref(call)]
+    operator, number = call.operator.overload, call.derived["number"]
+    watched = [weakref.ref(f), weakref.ref(call), weakref.ref(call.operator)]
     del f, call
     jax.clear_caches()  # JAX keeps what it has compiled
     gc.collect()
-    assert [reference() for reference in watched] == [None] * 2
+    assert [reference() for reference in watched] == [None] * 3
     with pytest.raises(RuntimeError, match="Expected the function that from_jax returned to be alive"):
-        operator([X, Y])
+        operator([X, Y], number)
