@@ -31,9 +31,8 @@ def array_to_tensor(array: Any) -> torch.Tensor:
             f"Expected an array with values, got {array} inside a JAX transform. "
             "Wrap the torch function with interop.to_jax, and call that."
         )
-    if not isinstance(array, np.ndarray):
-        array = _words(_on_one_device(array))
-    return as_tensor(np.array(array, order="C"))
+    host = unmasked(array) if isinstance(array, np.ndarray) else key_words(_on_one_device(array))
+    return as_tensor(np.array(host, order="C"))
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,6 +73,15 @@ def x64_enabled() -> bool:
     import jax
 
     return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
+
+def unmasked(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns an array that hides nothing; raises `TypeError` for a masked one."""
+    import numpy as np
+
+    if isinstance(host, np.ma.MaskedArray):
+        raise TypeError("Expected an array without a mask, got a masked one. Call .filled(value) first.")
+    return host
 
 
 def narrowed(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -124,9 +132,20 @@ def _on_one_device(array: Any) -> Any:
     return array
 
 
-def _words(array: Any) -> Any:
-    """Returns a typed random key's words; any other array as it is."""
+def key_words(array: Any) -> Any:
+    """Returns a typed random key's words; any other array as it is.
+
+    Raises:
+        TypeError: The key is of another implementation than threefry, so torch would draw other numbers from it.
+    """
     import jax
     import jax.numpy as jnp
 
-    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return array
+    if "threefry" not in str(jax.random.key_impl(array)):
+        raise TypeError(
+            f"Expected a threefry key, got one of {jax.random.key_impl(array)}. "
+            'Make it with jax.random.key(seed, impl="threefry2x32").'
+        )
+    return jax.random.key_data(array)

@@ -8,6 +8,7 @@ import torch
 
 from scoped_fn.interop.arrays import array_to_tensor, tensor_to_array
 from scoped_fn.interop.pytrees import tree_map_arrays
+from scoped_fn.interop.register import register_jax
 
 
 def torch_to_jax(tree: Any) -> Any:
@@ -23,7 +24,7 @@ def torch_to_jax(tree: Any) -> Any:
 
     Returns:
         The same structure. A `CompilerState` too: its key is a uint32 array of shape [2], as
-        `jax.random.wrap_key_data` takes it.
+        `jax.random.wrap_key_data` takes it, and from then on JAX knows states as by `register_jax`.
 
     Raises:
         TypeError: A tensor is sparse, quantized, fake, of a subclass, on another device, inside a `torch.func`
@@ -35,6 +36,7 @@ def torch_to_jax(tree: Any) -> Any:
         {'a': Array([[0., 2.],
                [1., 3.]], dtype=float32), 'b': None}
     """
+    register_jax()
     return tree_map_arrays(tensor_to_array, tree, is_tensor)
 
 
@@ -51,7 +53,8 @@ def jax_to_torch(tree: Any) -> Any:
         The same structure.
 
     Raises:
-        TypeError: An array is a tracer, or of a dtype that torch has not.
+        TypeError: An array is a tracer, of a dtype that torch has not, masked, or a random key that is not
+            threefry's.
         ValueError: An array is spread over several devices, or was deleted.
 
     Example:

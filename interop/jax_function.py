@@ -8,7 +8,7 @@ from typing import Any
 import optree
 import torch
 
-from scoped_fn.interop.arrays import narrow_name, narrowed
+from scoped_fn.interop.arrays import key_words, narrow_name, narrowed, unmasked
 from scoped_fn.interop.convert import is_array, is_tensor
 from scoped_fn.interop.dtypes import name_of
 from scoped_fn.interop.jax_primitive import bind, tangent_class
@@ -22,9 +22,10 @@ from scoped_fn.state.compiler_state import NAMESPACE
 def to_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a pure torch function as a JAX function.
 
-    It works under every transform of JAX, in any nesting: `jit`, `grad`, `vjp`, `jvp`, `hessian`, `vmap`,
-    `checkpoint`, `lax.scan`, `cond`, `while_loop`. Derivatives are `torch.func`'s of `fn`, so those of a compiled
-    function run compiled; a gradient runs the forward again. A batch is one call of `torch.func.vmap`.
+    It works under the transforms of JAX, in any nesting: `jit`, `grad`, `vjp`, `jvp`, `hessian`, `vmap`,
+    `checkpoint`, `lax.scan`, `cond`, `while_loop`; not under `jax.linear_transpose`. Derivatives are `torch.func`'s of
+    `fn`, so those of a compiled function run compiled; a gradient runs the forward again. A batch is one call of
+    `torch.func.vmap`.
 
     Args:
         fn: A pure function: a `CompiledFn`, `value_and_grad` of one, or any torch function whose result depends on
@@ -151,11 +152,8 @@ def _check_pure(fn: Any) -> None:
 def _as_array(array: Any) -> Any:
     """Returns an array of a dtype that torch has; the words of a typed random key."""
     import jax
-    import jax.numpy as jnp
 
-    if not isinstance(array, jax.Array):
-        return narrowed(array)
-    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+    return key_words(array) if isinstance(array, jax.Array) else narrowed(unmasked(array))
 
 
 def _specs_of(arrays: list[Any], structure: Structure) -> list[Spec]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from scoped_fn.interop.arrays import narrow_name, x64_enabled
+from scoped_fn.interop.arrays import key_words, narrow_name, x64_enabled
 from scoped_fn.interop.convert import is_array, is_tensor
 from scoped_fn.interop.dtypes import name_of
 from scoped_fn.interop.jax_call import JaxCall
@@ -96,7 +96,7 @@ def traced(
         args, kwargs = unflatten(structure, arrays)
         results, out_structure = flatten(f(*args, **kwargs), is_array)
         seen[:] = [out_structure]
-        return tuple(_words(result) for result in results)
+        return tuple(key_words(jnp.asarray(result)) for result in results)
 
     like: Any = jax.ShapeDtypeStruct
     shapes = jax.eval_shape(run, *(like(spec.shape, jnp.dtype(spec.array_dtype)) for spec in specs))
@@ -107,12 +107,3 @@ def traced(
 def _spec_of(tensor: torch.Tensor) -> Spec:
     name = name_of(tensor.dtype)
     return Spec(tuple(int(size) for size in tensor.shape), name, narrow_name(name))
-
-
-def _words(array: Any) -> Any:
-    """Returns a result as an array; a typed random key as its words."""
-    import jax
-    import jax.numpy as jnp
-
-    array = jnp.asarray(array)
-    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -17,7 +18,8 @@ def write_file(path: str | os.PathLike[str], pieces: Iterable[Piece]) -> None:
     """Writes pieces to a file, and their SHA-256 in hexadecimal digits over the first piece's zeros.
 
     At every moment the path has what it had before or the whole new file: pieces go to an unfinished file beside it,
-    which takes its place once it is on the disk. A link stays a link, and what it leads to is replaced.
+    which takes its place once it is on the disk. A link stays a link, and what it leads to is replaced; a file that is
+    replaced passes on its permissions.
 
     Args:
         path: Where to.
@@ -29,7 +31,8 @@ def write_file(path: str | os.PathLike[str], pieces: Iterable[Piece]) -> None:
     target = os.path.realpath(path)
     if os.path.isdir(target):
         raise IsADirectoryError(f"Expected a file to write to, got the folder '{os.fspath(path)}'. Add a file's name.")
-    if os.path.exists(target) and not os.path.isfile(target):
+    mode = os.stat(target).st_mode if os.path.exists(target) else None
+    if mode is not None and not stat.S_ISREG(mode):
         raise OSError(f"Expected a file to write to, got a pipe or device, '{os.fspath(path)}'. Give another path.")
     folder, name = os.path.split(target)
     if not os.path.isdir(folder):
@@ -38,7 +41,7 @@ def write_file(path: str | os.PathLike[str], pieces: Iterable[Piece]) -> None:
     start = os.fsdecode(os.fsencode(name)[:60])
     unfinished = os.path.join(folder, f".{start}.{secrets.token_hex(8)}.unfinished")
     try:
-        _write_unfinished(unfinished, pieces)
+        _write_unfinished(unfinished, pieces, None if mode is None else stat.S_IMODE(mode))
         os.replace(unfinished, target)
     except FileExistsError:  # somebody else's file
         raise
@@ -49,11 +52,13 @@ def write_file(path: str | os.PathLike[str], pieces: Iterable[Piece]) -> None:
     _sync_folder(folder)
 
 
-def _write_unfinished(path: str, pieces: Iterable[Piece]) -> None:
+def _write_unfinished(path: str, pieces: Iterable[Piece], mode: int | None) -> None:
     digest = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, flags, 0o666 if mode is None else mode & 0o600)
     try:
+        if mode is not None:
+            os.chmod(path, mode)
         for given in pieces:
             piece = bytes(given)  # what is hashed is what is written, also if a thread changes the tensor meanwhile
             digest.update(piece)

@@ -10,7 +10,7 @@ import torch
 from scoped_fn._checkpoint.dtypes import dtype_of, original_form
 from scoped_fn._checkpoint.plain import Document, device_of, tag_of, value_of
 from scoped_fn._checkpoint.state_value import state_value
-from scoped_fn._checkpoint.unfit import demand, refusal
+from scoped_fn._checkpoint.unfit import Unfit, demand, refusal
 from scoped_fn._specs import TensorSpec
 
 MAX_JSON_DEPTH = 256
@@ -62,6 +62,8 @@ class _Decoder:
         name = document["tensor"]
         demand(isinstance(name, str) and name in self.left, "the name of a tensor that is used once", name)
         tensor = self.left.pop(name)
+        if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+            raise Unfit(f"booleans of the bytes 0 and 1 in {name}", "others")
         if "dtype" in document:
             tensor = original_form(tensor, dtype_of(document["dtype"]))
         if "stride" in document:

@@ -9,9 +9,10 @@ import torch
 from scoped_fn._checkpoint.dtypes import STORED, name_of, stored_form
 from scoped_fn._checkpoint.plain import Document, container_document, described, scalar_document
 from scoped_fn._checkpoint.state_document import state_document
-from scoped_fn._checkpoint.unfit import refusal
+from scoped_fn._checkpoint.unfit import Unfit
 from scoped_fn._specs import laid_out
 from scoped_fn._torch.tensors import PLAIN_TYPES
+from scoped_fn._torch.wrapped import is_wrapped
 from scoped_fn.state import CompilerState
 
 METADATA = "__metadata__"
@@ -46,9 +47,8 @@ class _Encoder:
         _check_tensor(tensor, path)
         stored, name = stored_form(tensor), self._free_name(path)
         if stored.dtype not in STORED:
-            raise refusal(
-                f"a tensor of a dtype that can be saved at {path}", name_of(tensor.dtype), "Convert it first."
-            )
+            what = f"a tensor of a dtype that can be saved at {path}"
+            raise Unfit(what, name_of(tensor.dtype), "Convert it first.")
         self.tensors[name] = stored
         document: dict[str, Any] = {"tensor": name}
         if stored.dtype != tensor.dtype:
@@ -72,8 +72,11 @@ class _Encoder:
 
 def _check_tensor(tensor: Any, path: str) -> None:
     if type(tensor) not in PLAIN_TYPES:
-        raise refusal(f"a plain tensor at {path}", described(tensor), "Convert it first.")
+        raise Unfit(f"a plain tensor at {path}", described(tensor), "Convert it first.")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
         kinds = {"on the meta device": tensor.is_meta, "that is nested": tensor.is_nested}
         kind = next((text for text, found in kinds.items() if found), f"of {tensor.dtype} and {tensor.layout}")
-        raise refusal(f"a tensor with its own values in memory at {path}", f"one {kind}", "Convert it first.")
+        raise Unfit(f"a tensor with its own values in memory at {path}", f"one {kind}", "Convert it first.")
+    if is_wrapped(tensor):
+        got = "one inside a torch.func transform"
+        raise Unfit(f"a tensor with its own values in memory at {path}", got, "Save what the transform returns.")

@@ -30,6 +30,9 @@ def to_tensors(state: CompilerState) -> dict[str, torch.Tensor]:
     Returns:
         Name -> tensor of the leaf's own shape, dtype and device; without a gradient.
 
+    Raises:
+        TypeError: The state holds arrays of JAX.
+
     Example:
         >>> import scoped_fn as sf
         >>> state, owner = sf.acquire(sf.init_state(key=7), "encoder")
@@ -38,7 +41,14 @@ def to_tensors(state: CompilerState) -> dict[str, torch.Tensor]:
         {'key': tensor([0, 7], dtype=torch.uint32), 'buffers.0.mean': tensor([0., 0.])}
     """
     check_state(state)
-    return {name: _copied(tensor) for name, tensor in named_leaves(state)}
+    leaves = dict(named_leaves(state))
+    strange = next((name for name, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)), None)
+    if strange is not None:
+        raise TypeError(
+            f"Expected a state of tensors, got {type(leaves[strange]).__name__} as {strange}. "
+            "Convert the state first with interop.jax_to_torch."
+        )
+    return {name: _copied(tensor) for name, tensor in leaves.items()}
 
 
 def from_tensors(state: CompilerState, tensors: Mapping[str, torch.Tensor]) -> CompilerState:

@@ -39,7 +39,7 @@ def scalar_document(value: Any, path: str) -> Document:
         return {"dtype": name_of(value)}
     if kind is torch.device:
         return {"device": str(value)}
-    raise refusal(KINDS, f"{described(value)} at {path or 'the top'}")
+    raise Unfit(KINDS, f"{described(value)} at {path or 'the top'}")
 
 
 def described(value: Any) -> str:

@@ -164,6 +164,15 @@ def test_a_file_has_the_mode_that_new_files_have(mask: int, tmp_path: Path) -> N
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o666 & ~mask
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o400])
+def test_a_file_that_is_replaced_passes_on_its_mode(mode: int, tmp_path: Path) -> None:
+    sf.save(OLD, tmp_path / "run")
+    (tmp_path / "run").chmod(mode)
+    sf.save(NEW, tmp_path / "run")
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == mode
+    assert exact(sf.load(tmp_path / "run")) == exact(NEW)
+
+
 def test_a_value_that_cannot_be_saved_leaves_the_file(tmp_path: Path) -> None:
     sf.save(OLD, tmp_path / "run")
     with pytest.raises(sf.CheckpointError):

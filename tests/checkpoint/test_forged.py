@@ -263,5 +263,15 @@ def test_every_refusal_of_a_place_names_no_more_than_it_shows(tmp_path: Path) ->
     assert json.dumps("x" * 100) not in text
 
 
+@pytest.mark.parametrize("byte", [2, 255])
+def test_booleans_of_other_bytes(byte: int, tmp_path: Path) -> None:
+    strange = torch.tensor([0, 1, byte], dtype=torch.uint8).view(torch.bool)
+    words = refusal(forge(tmp_path / "file", {"tensor": "x"}, {"x": strange}))
+    assert "booleans of the bytes 0 and 1 in x, got others in" in words
+    with pytest.raises(sf.CheckpointError, match="booleans of the bytes 0 and 1 in value"):
+        sf.save(strange, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
 def test_a_description_of_too_many_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     assert "of at most 4000000 parts" in refusal(forge(tmp_path / "file", [[]] * 4_000_001, {}))

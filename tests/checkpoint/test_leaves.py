@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 
 import scoped_fn as sf
+from scoped_fn.interop import torch_to_jax
 from tests.checkpoint.values import exact, states, tensor_of
 from tests.generators.arrays import kept
 from tests.helpers import assert_disjoint, compiled
@@ -155,3 +156,9 @@ def test_leaves_without_values_are_refused() -> None:
     state = sf.init_state()
     with pytest.raises(sf.SpecError, match="Expected key with values, got a tensor on the meta device"):
         sf.from_tensors(state, {"key": torch.empty(2, dtype=torch.uint32, device="meta")})
+
+
+def test_a_state_of_another_librarys_arrays_is_refused() -> None:
+    state = torch_to_jax(sf.init_state(key=7))
+    with pytest.raises(TypeError, match="Expected a state of tensors, got ArrayImpl as key. Convert .*jax_to_torch"):
+        sf.to_tensors(state)

@@ -40,7 +40,7 @@ def refused(value: Any, folder: Path, words: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (print, "got 'a builtins.builtin_function_or_method at the top'"),
+        (print, "got a builtins.builtin_function_or_method at the top."),
         (2**8192, "an integer of at most 8192 bits, got one of 8193"),
         ({"a": {-(10**5000): 1}}, "an integer of at most 8192 bits, got one of 16610"),
         ({"a": [1, object()]}, "a builtins.object at a.1"),
@@ -58,7 +58,7 @@ def refused(value: Any, folder: Path, words: str) -> None:
         (torch.ones(2, device="meta"), "one on the meta device"),
         (torch.ones(2).to_sparse(), "one of torch.float32 and torch.sparse_coo"),
         (torch.ones(2).as_subclass(type("Mine", (torch.Tensor,), {})), "Mine"),
-        (torch.ones(2, dtype=torch.uint8).view(torch.uint4), "a dtype that can be saved at value, got 'uint4'"),
+        (torch.ones(2, dtype=torch.uint8).view(torch.uint4), "a dtype that can be saved at value, got uint4."),
     ],
     ids=range(19),
 )  # fmt: skip
@@ -101,9 +101,7 @@ def test_a_traced_tensor(tmp_path: Path) -> None:
         return x.sum()
 
     def wrapped(x: torch.Tensor) -> torch.Tensor:
-        with pytest.raises((sf.CheckpointError, RuntimeError)):
-            sf.save([x], tmp_path / "run")
-        assert list(tmp_path.iterdir()) == []
+        refused([x], tmp_path, "one inside a torch.func transform")
         return x.sum()
 
     torch.func.grad(wrapped)(torch.ones(2))

@@ -13,7 +13,7 @@ from hypothesis import given
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scoped_fn as sf
-from scoped_fn.interop import jax_to_torch, torch_to_jax
+from scoped_fn.interop import from_jax, jax_to_torch, to_jax, torch_to_jax
 from scoped_fn.interop.dtypes import SHARED
 from tests.interop.values import TENSORS, bits
 
@@ -122,6 +122,22 @@ def test_a_tensor_inside_a_transform_is_refused(transform: Any) -> None:
 def test_a_tracer_is_refused(transform: Any) -> None:
     with pytest.raises(TypeError, match=r"Expected an array with values.*to_jax"):
         transform(jax_to_torch)(jnp.ones(2) if transform is not jax.grad else 1.0 * jnp.ones(()))
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_a_key_that_is_not_threefrys_is_refused(impl: str) -> None:
+    words = to_jax(lambda key: key.to(torch.int64))
+    of_jax = from_jax(lambda: jax.random.key(7, impl=impl))
+    for cross in (jax_to_torch, words, jax.jit(words), lambda key: of_jax()):
+        with pytest.raises(TypeError, match=r"Expected a threefry key, got one of .*rbg.*\. Make it with"):
+            cross(jax.random.key(7, impl=impl))
+
+
+def test_a_masked_array_is_refused() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    for cross in (jax_to_torch, to_jax(lambda x: x * 2)):
+        with pytest.raises(TypeError, match=r"Expected an array without a mask, got a masked one. Call .filled"):
+            cross({"a": masked})
 
 
 def test_strange_arrays_are_refused() -> None:

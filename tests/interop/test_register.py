@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,15 @@ from tests.state.whole import whole_state
 def _registered() -> None:
     register_jax()
     register_jax()  # twice is once
+
+
+def test_a_state_that_crossed_is_known_to_jax() -> None:
+    program = (
+        "import jax, scoped_fn as sf\nfrom scoped_fn.interop import torch_to_jax\n"
+        "print(jax.tree.leaves(torch_to_jax(sf.init_state(key=7)))[0].tolist())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[0, 7]"
 
 
 def test_a_state_under_jit() -> None:
