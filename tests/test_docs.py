@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import pkgutil
 import re
 import sys
 import types
@@ -35,6 +36,16 @@ def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     module.__file__ = str(file)
     monkeypatch.setitem(sys.modules, file.stem, module)
     exec(compile(file.read_text(), str(file), "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_the_names_in_a_page_are_there(page: str) -> None:
+    rooms = {"sf": "scoped_fn", "scoped_fn": "scoped_fn"}
+    rooms |= {room: f"scoped_fn.{room}" for room in ("kernels", "stages", "interop")}
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    for name in re.findall(rf"`((?:{'|'.join(rooms)})(?:\.\w+)+)", text):
+        first, rest = name.split(".", 1)
+        pkgutil.resolve_name(f"{rooms[first]}.{rest}")  # raises what the name is not in
 
 
 def test_a_page_keeps_its_line_numbers() -> None:
