@@ -20,6 +20,7 @@ from scoped_fn.kernels.quantized import Quantized
 from scoped_fn.kernels.rules import MatmulRule, Quantizer
 from scoped_fn.kernels.scales import update_scales
 from scoped_fn.kernels.threefry import fold_keys, random_bits, random_keep
+from scoped_fn.kernels.xla_math import xla_erf_inv, xla_log, xla_log1p
 
 __all__ = [
     "EXPANSIONS",
@@ -45,4 +46,7 @@ __all__ = [
     "scaled_mm",
     "silu_gate_quantize",
     "update_scales",
+    "xla_erf_inv",
+    "xla_log",
+    "xla_log1p",
 ]

@@ -23,6 +23,7 @@ from scoped_fn._random import floats
 from scoped_fn._random.integers import integers
 from scoped_fn._random.words import bits_of, keys_of, words_of
 from scoped_fn.kernels import fold_keys, random_keep
+from scoped_fn.kernels._xla_math import fused, single
 from scoped_fn.state import CompilerState, init_state
 
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
@@ -144,7 +145,7 @@ def uniform(
 def _ranged(unit: Tensor, minval: float, maxval: float) -> Tensor:
     low, high = (torch.full((), value, dtype=unit.dtype, device=unit.device) for value in (minval, maxval))
     span = high - low
-    made = floats.fused(unit, span, low) if unit.dtype == torch.float32 else unit * span + low
+    made = fused(unit, span, low) if unit.dtype == torch.float32 else unit * span + low
     return torch.maximum(made, low)
 
 
@@ -180,7 +181,7 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None 
     """
     words = words_of(key)
     if not isinstance(p, Tensor):
-        chance = 0.0 if math.isnan(p) else min(max(floats.single(p), 0.0), 1.0)
+        chance = 0.0 if math.isnan(p) else min(max(single(p), 0.0), 1.0)
         # What `uniform(...) < p` says, without floats.
         return random_keep(words, shape or (), math.ceil(chance * 2**23))
     return uniform(words, _fitting(p, shape), p.dtype) < p
@@ -257,7 +258,7 @@ def geometric(
     chance = p if isinstance(p, Tensor) else torch.full((), p, dtype=torch.get_default_dtype(), device=words.device)
     drawn = uniform(words, _fitting(chance, shape), chance.dtype)
     drawn = torch.where(drawn == 0, 1.0, drawn)
-    return ((floats.log(drawn) / floats.log1p(-chance)).floor() + 1).to(dtype)
+    return ((floats.log(drawn) / floats.log1p(-chance.detach())).floor() + 1).to(dtype)
 
 
 def categorical(
