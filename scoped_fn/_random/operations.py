@@ -11,14 +11,14 @@ from torch import Tensor
 
 from scoped_fn import random
 from scoped_fn._elementary import attention_with
+from scoped_fn._errors import SpecError
 
 SELU_ALPHA = 1.7580993408473766  # of self-normalizing networks (Klambauer et al., 2017): scale times alpha
 
 
 def keep(key: Tensor, x: Tensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
     """Returns which elements stay, with probability 1 - p: bool, of the shape of `x` by default."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"Expected a probability from 0 to 1 to drop elements with, got {p}. Pass such a number.")
+    _check(0 <= p <= 1, "a probability from 0 to 1 to drop elements with", p)
     return random.bernoulli(key.to(x.device), 1 - p, x.shape if shape is None else shape)
 
 
@@ -100,12 +100,13 @@ def rrelu(
 
 def bernoulli(key: Tensor, x: Tensor, p: float | Tensor | None = None) -> Tensor:
     """`torch.bernoulli`: the probabilities are the input, unless there is a `p`."""
-    key = key.to(x.device)
-    return random.bernoulli(key, x if p is None else p, x.shape).to(x.dtype)
+    return _bernoulli(key.to(x.device), x, x if p is None else p)
 
 
 def multinomial(key: Tensor, x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     """`torch.multinomial`: classes by their weights (C) or (B, C); int64 (num_samples) or (B, num_samples)."""
+    _check(x.is_floating_point(), "weights of a floating point dtype", x.dtype)
+    _check(num_samples > 0, "a number of samples above 0", num_samples)
     shape = (num_samples, *x.shape[:-1])
     drawn = random.categorical(key.to(x.device), x.log(), -1, shape, replacement)
     return drawn.movedim(0, -1)
@@ -117,6 +118,7 @@ def normal(key: Tensor, mean: Any, std: Any = 1.0, size: Sequence[int] | None = 
     if not tensors:
         return _made(key, lambda k, shape, dtype: random.normal(k, shape, dtype) * std + mean, size or (), like)
     first: Tensor = sum(tensors[1:], tensors[0])  # for its shape, dtype and device
+    mean, std = (value.detach() if isinstance(value, Tensor) else value for value in (mean, std))  # as in torch
     drawn: Tensor = random.normal(key.to(first.device), first.shape, first.dtype) * std + mean
     return drawn
 
@@ -173,6 +175,7 @@ def fill(name: str) -> Callable[..., Tensor]:
 
 
 def _uniform(key: Tensor, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    _check(low <= high, "bounds in order", (low, high))
     return random.uniform(key, x.shape, x.dtype, low, high)
 
 
@@ -198,6 +201,7 @@ def _geometric(key: Tensor, x: Tensor, p: float) -> Tensor:
 
 
 def _bernoulli(key: Tensor, x: Tensor, p: float | Tensor = 0.5) -> Tensor:
+    _check(isinstance(p, Tensor) or 0 <= p <= 1, "a probability from 0 to 1", p)
     return random.bernoulli(key, p, x.shape).to(x.dtype)
 
 
@@ -228,8 +232,16 @@ FILLS: Final[Mapping[str, Callable[..., Tensor]]] = MappingProxyType(
 
 
 def _integers(key: Tensor, shape: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
+    _check(low < high, "a bound above the least number", (low, high))
     drawn = torch.int64 if dtype.is_floating_point or dtype == torch.bool else dtype
+    limits = torch.iinfo(drawn)
+    _check(limits.min <= low and high <= limits.max + 1, f"bounds within {drawn}", (low, high))
     return random.randint(key, shape, low, high, drawn).to(dtype)
+
+
+def _check(holds: Any, expected: str, got: Any) -> None:
+    if not holds:
+        raise SpecError(f"Expected {expected}, got {got}. torch refuses this too: change the model.")
 
 
 def _into(x: Tensor, result: Tensor, inplace: bool) -> Tensor:

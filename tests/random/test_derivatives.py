@@ -101,3 +101,12 @@ def test_a_slope_of_uniform_bounds_goes_through_the_affine_part() -> None:
     state, fn = compiled(lambda a: a + a * torch.rand_like(a), x)
     f = lambda a: fn(state, a)[1].sum()  # noqa: E731
     close(grad(f)(x), fn(state, x)[1] / x)
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+def test_as_in_torch_a_sample_has_no_slope_by_its_parameters(capture: str) -> None:
+    function = lambda a: a + torch.normal(a, a.exp()) + torch.normal(a, 1.0) + torch.normal(1.0, a.exp())  # noqa: E731
+    state, fn = compiled(function, x, capture=capture)
+    close(grad(lambda a: fn(state, a)[1].sum())(x), torch.ones_like(x))
+    close(grad(lambda a: function(a).sum())(x), torch.ones_like(x))
+    assert_same(jvp(lambda a: fn(state, a)[1], (x,), (u,))[1], u)

@@ -119,3 +119,26 @@ def test_a_state_whose_key_is_none_is_refused_at_the_call(words: Any) -> None:
     state, fn = compiled(lambda x: torch.rand_like(x), X)
     with pytest.raises((ValueError, TypeError), match=r"(?s)Expected .*key.*, got"):
         fn(replace(state, key=words), X)
+
+
+NO_ARGUMENTS: dict[str, tuple[Callable[..., Any], str]] = {
+    "uniform_": (lambda x: (x * 1).uniform_(2, 1), r"bounds in order, got \(2(.0)?, 1(.0)?\)"),
+    "bernoulli_": (lambda x: (x * 1).bernoulli_(2.0), "a probability from 0 to 1, got 2.0"),
+    "multinomial of none": (lambda x: torch.multinomial(x[0], 0), "a number of samples above 0, got 0"),
+    "multinomial of integers": (lambda x: torch.multinomial(x[0].long(), 1), "of a floating point dtype, got .*int64"),
+    "randint": (
+        lambda x: x + torch.randint(0, 2**40, (4,), dtype=torch.int32),
+        r"bounds within torch.int32, got \(0, 1",
+    ),
+    "randint_like": (lambda x: torch.randint_like(x, 3, 3), r"a bound above the least number, got \(3, 3\)"),
+}
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+@pytest.mark.parametrize("name", NO_ARGUMENTS)
+def test_what_torch_refuses_is_refused(name: str, capture: str) -> None:
+    function, words = NO_ARGUMENTS[name]
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        function(X)
+    with pytest.raises(sf.SpecError, match=rf"(?s)Expected .*{words}.*change the model"):
+        compiled(function, X, capture=capture)
