@@ -21,7 +21,7 @@ from scoped_fn._torch.dynamo import compile_lock
 from scoped_fn._torch.tracing import disable_autocast, is_any_autocast_enabled
 from scoped_fn.passes.graph_pass import ABSENT
 from scoped_fn.state import FrozenDict
-from scoped_fn.state.constants import same_value
+from scoped_fn.state.exact import Exact
 
 if TYPE_CHECKING:
     from scoped_fn._root import Root
@@ -100,7 +100,7 @@ class Variant:
 
     @staticmethod
     def _differing(facts: Mapping[str, Any], constants: Mapping[str, Any]) -> list[str]:
-        return [name for name, value in facts.items() if not same_value(constants.get(name, ABSENT), value)]
+        return [name for name, value in facts.items() if Exact(constants.get(name, ABSENT)) != Exact(value)]
 
 
 class Fp8Kind(NamedTuple):

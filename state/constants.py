@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from scoped_fn.state.compiler_state import CompilerState
+from scoped_fn.state.exact import Exact
 
 
 def set_constant(state: CompilerState, name: str, value: Any) -> CompilerState:
@@ -35,7 +36,7 @@ def set_constant(state: CompilerState, name: str, value: Any) -> CompilerState:
             f"Expected plain, hashable data for the constant {name!r}, got a {type(value).__name__}. "
             "Pass numbers, strings, None, or tuples of them."
         )
-    if name in state.constants and same_value(state.constants[name], value):
+    if name in state.constants and Exact(state.constants[name]) == Exact(value):
         return state
     return replace(state, constants=state.constants.set(name, value))
 
@@ -50,14 +51,6 @@ def drop_constant(state: CompilerState, name: str) -> CompilerState:
         known = ", ".join(state.constants) or "none"
         raise KeyError(f"Expected one of the state's constants ({known}), got {name!r}. Drop only what was set.")
     return replace(state, constants=state.constants.drop(name))
-
-
-def same_value(left: Any, right: Any) -> bool:
-    """Returns whether two values are equal and of one type: 1, 1.0 and True are three things."""
-    if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
-        return type(left) is type(right) and all(map(same_value, left, right))
-    both_nan = left != left and right != right
-    return left is right or (type(left) is type(right) and (both_nan or bool(left == right)))
 
 
 def _is_plain(value: Any) -> bool:

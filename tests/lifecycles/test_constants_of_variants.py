@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -80,6 +81,18 @@ def test_equal_values_of_other_types_are_other_values() -> None:
     state, fn = made(state, sf.Passes(captured=whole))
     for one, factor in ((1, 7), (True, 5), (1.0, 9), (1, 7)):
         assert value(sf.set_constant(state, "one", one), fn) == pytest.approx(factor * PLAIN)
+    assert fn.cache_info().captures == 3
+
+
+def test_zeros_of_two_signs_are_two_values_and_nan_is_one() -> None:
+    @sf.passes.reads_constants
+    def whole(gm: torch.fx.GraphModule, constants: Any) -> torch.fx.GraphModule:
+        return times(math.copysign(5.0, constants["zero"]), gm)
+
+    state = sf.set_constant(sf.init_state(), "zero", 0.0)
+    state, fn = made(state, sf.Passes(captured=whole))
+    for zero, factor in ((-0.0, -5), (0.0, 5), (float("nan"), 5), (float("nan"), 5)):
+        assert value(sf.set_constant(state, "zero", zero), fn) == pytest.approx(factor * PLAIN)
     assert fn.cache_info().captures == 3
 
 
