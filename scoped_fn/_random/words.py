@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from scoped_fn._errors import SpecError
 from scoped_fn.kernels import fold_keys, random_bits
+
+SIGNED_OF_WIDTH = MappingProxyType({8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64})
 
 
 def words_of(key: Any) -> Tensor:
