@@ -10,92 +10,7 @@ import torch
 from torch import Tensor
 
 from scoped_fn import random
-from scoped_fn._elementary import attention_with
 from scoped_fn._errors import SpecError
-
-SELU_ALPHA = 1.7580993408473766  # of self-normalizing networks (Klambauer et al., 2017): scale times alpha
-
-
-def keep(key: Tensor, x: Tensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
-    """Returns which elements stay, with probability 1 - p: bool, of the shape of `x` by default."""
-    _check(0 <= p <= 1, "a probability from 0 to 1 to drop elements with", p)
-    return random.bernoulli(key.to(x.device), 1 - p, x.shape if shape is None else shape)
-
-
-def dropped(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """Returns the kept elements, scaled up, and zeros."""
-    return torch.where(kept, x * (1 / (1 - p) if p < 1 else 0.0), 0.0)
-
-
-def dropout(key: Tensor, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """`torch.nn.functional.dropout`."""
-    return _into(x, dropped(x, keep(key, x, p), p), inplace)
-
-
-def native_dropout(key: Tensor, x: Tensor, p: float, training: bool | None) -> tuple[Tensor, Tensor]:
-    """`torch.native_dropout`: the result, and which elements stay."""
-    kept = keep(key, x, p)
-    return dropped(x, kept, p), kept
-
-
-def feature_dropout(
-    key: Tensor, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, dim: int = 0
-) -> Tensor:
-    """`torch.nn.functional.dropout1d` and its like: whole channels. An input of `dim` dimensions is no batch."""
-    kept = keep(key, x, p, _channels(x, dim))
-    return _into(x, dropped(x, kept, p), inplace)
-
-
-def alpha_dropout(key: Tensor, x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    """`torch.nn.functional.alpha_dropout`."""
-    return _into(x, _alpha(x, keep(key, x, p), p), inplace)
-
-
-def feature_alpha_dropout(
-    key: Tensor, x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
-) -> Tensor:
-    """`torch.nn.functional.feature_alpha_dropout`."""
-    return _into(x, _alpha(x, keep(key, x, p, _channels(x, 0)), p), inplace)
-
-
-def _channels(x: Tensor, unbatched: int) -> list[int]:
-    leading = 1 if x.dim() == unbatched else 2
-    return [*x.shape[:leading], *[1] * (x.dim() - leading)]
-
-
-def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    if p == 1:
-        return x * 0.0
-    a = ((SELU_ALPHA**2 * p + 1) * (1 - p)) ** -0.5
-    shift = SELU_ALPHA * a * p
-    return torch.where(kept, x * a + shift, shift - SELU_ALPHA * a).to(x.dtype)
-
-
-def scaled_dot_product_attention(
-    key: Tensor, query: Tensor, keys: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """`torch.nn.functional.scaled_dot_product_attention`, by its definition."""
-    drop = lambda weights: dropout(key, weights, dropout_p)  # noqa: E731
-    return attention_with(drop, query, keys, value, attn_mask, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-
-def fractional_max_pool(
-    target: Callable[..., Any], dims: int, key: Tensor, x: Tensor, *args: Any, **options: Any
-) -> Any:
-    """`torch.nn.functional.fractional_max_pool2d` and its like: where the regions of each channel begin."""
-    batch = 1 if x.dim() == dims + 1 else x.shape[0]
-    samples = random.uniform(key.to(x.device), (batch, x.shape[-dims - 1], dims), x.dtype)
-    return target(x, *args, **{**options, "_random_samples": samples})
-
-
-def rrelu(
-    key: Tensor, x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
-    inplace: bool = False,
-) -> Tensor:  # fmt: skip
-    """`torch.nn.functional.rrelu`."""
-    slopes = random.uniform(key.to(x.device), x.shape, x.dtype, lower, upper)
-    return _into(x, torch.where(x <= 0, x * slopes, x), inplace)
 
 
 def bernoulli(key: Tensor, x: Tensor, p: float | Tensor | None = None) -> Tensor:
@@ -105,8 +20,8 @@ def bernoulli(key: Tensor, x: Tensor, p: float | Tensor | None = None) -> Tensor
 
 def multinomial(key: Tensor, x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     """`torch.multinomial`: classes by their weights (C) or (B, C); int64 (num_samples) or (B, num_samples)."""
-    _check(x.is_floating_point(), "weights of a floating point dtype", x.dtype)
-    _check(num_samples > 0, "a number of samples above 0", num_samples)
+    check(x.is_floating_point(), "weights of a floating point dtype", x.dtype)
+    check(num_samples > 0, "a number of samples above 0", num_samples)
     shape = (num_samples, *x.shape[:-1])
     drawn = random.categorical(key.to(x.device), x.log(), -1, shape, replacement)
     return drawn.movedim(0, -1)
@@ -175,7 +90,7 @@ def fill(name: str) -> Callable[..., Tensor]:
 
 
 def _uniform(key: Tensor, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    _check(low <= high, "bounds in order", (low, high))
+    check(low <= high, "bounds in order", (low, high))
     return random.uniform(key, x.shape, x.dtype, low, high)
 
 
@@ -201,7 +116,7 @@ def _geometric(key: Tensor, x: Tensor, p: float) -> Tensor:
 
 
 def _bernoulli(key: Tensor, x: Tensor, p: float | Tensor = 0.5) -> Tensor:
-    _check(isinstance(p, Tensor) or 0 <= p <= 1, "a probability from 0 to 1", p)
+    check(isinstance(p, Tensor) or 0 <= p <= 1, "a probability from 0 to 1", p)
     return random.bernoulli(key, p, x.shape).to(x.dtype)
 
 
@@ -232,19 +147,21 @@ FILLS: Final[Mapping[str, Callable[..., Tensor]]] = MappingProxyType(
 
 
 def _integers(key: Tensor, shape: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
-    _check(low < high, "a bound above the least number", (low, high))
+    check(low < high, "a bound above the least number", (low, high))
     drawn = torch.int64 if dtype.is_floating_point or dtype == torch.bool else dtype
     limits = torch.iinfo(drawn)
-    _check(limits.min <= low and high <= limits.max + 1, f"bounds within {drawn}", (low, high))
+    check(limits.min <= low and high <= limits.max + 1, f"bounds within {drawn}", (low, high))
     return random.randint(key, shape, low, high, drawn).to(dtype)
 
 
-def _check(holds: Any, expected: str, got: Any) -> None:
+def check(holds: Any, expected: str, got: Any) -> None:
+    """Raises `SpecError` unless an argument is one that torch takes."""
     if not holds:
         raise SpecError(f"Expected {expected}, got {got}. torch refuses this too: change the model.")
 
 
-def _into(x: Tensor, result: Tensor, inplace: bool) -> Tensor:
+def into(x: Tensor, result: Tensor, inplace: bool) -> Tensor:
+    """Returns the result, written into `x` if that is wanted."""
     return x.copy_(result) if inplace else result
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scoped_fn import random
-from scoped_fn._random.operations import dropout
+from scoped_fn._random.drops import dropout
 
 
 def drops(args: tuple[Any, ...]) -> bool:

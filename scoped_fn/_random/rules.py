@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from scoped_fn import random
 from scoped_fn._errors import RandomOpError
+from scoped_fn._random import drops, recurrent
 from scoped_fn._random import operations as ops
-from scoped_fn._random import recurrent
 from scoped_fn._random.rows import rows_folded
 
 Rule = Callable[..., Any]
@@ -39,21 +39,21 @@ ALWAYS: Final[Mapping[str, Rule]] = MappingProxyType(
 # They draw in training, with a probability that is not 0.
 DROPS: Final[Mapping[str, Rule]] = MappingProxyType(
     {
-        "alpha_dropout": ops.alpha_dropout,
-        "alpha_dropout_": partial(ops.alpha_dropout, inplace=True),
-        "dropout": ops.dropout,
-        "dropout_": partial(ops.dropout, inplace=True),
-        "dropout1d": partial(ops.feature_dropout, dim=2),
-        "dropout2d": ops.feature_dropout,
-        "dropout3d": partial(ops.feature_dropout, dim=4),
-        "feature_alpha_dropout": ops.feature_alpha_dropout,
-        "feature_alpha_dropout_": partial(ops.feature_alpha_dropout, inplace=True),
-        "feature_dropout": ops.feature_dropout,
-        "feature_dropout_": partial(ops.feature_dropout, inplace=True),
-        "native_dropout": ops.native_dropout,
-        "rrelu": ops.rrelu,
-        "rrelu_": partial(ops.rrelu, inplace=True),
-        "scaled_dot_product_attention": ops.scaled_dot_product_attention,
+        "alpha_dropout": drops.alpha_dropout,
+        "alpha_dropout_": partial(drops.alpha_dropout, inplace=True),
+        "dropout": drops.dropout,
+        "dropout_": partial(drops.dropout, inplace=True),
+        "dropout1d": partial(drops.feature_dropout, dim=2),
+        "dropout2d": drops.feature_dropout,
+        "dropout3d": partial(drops.feature_dropout, dim=4),
+        "feature_alpha_dropout": drops.feature_alpha_dropout,
+        "feature_alpha_dropout_": partial(drops.feature_alpha_dropout, inplace=True),
+        "feature_dropout": drops.feature_dropout,
+        "feature_dropout_": partial(drops.feature_dropout, inplace=True),
+        "native_dropout": drops.native_dropout,
+        "rrelu": drops.rrelu,
+        "rrelu_": partial(drops.rrelu, inplace=True),
+        "scaled_dot_product_attention": drops.scaled_dot_product_attention,
     }
 )
 # Functions of torch, written in Python, that draw inside.
@@ -104,7 +104,7 @@ def keyed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: 
     elif name in WITH_DRAWS or (name in WITH_DROPS and _drops(target, args, kwargs)):
         found = Keyed(name, partial(_inside, target), renamed=False)
     elif name in POOLS and not hasattr(target, "namespace") and kwargs.get("_random_samples") is None:
-        found = Keyed(name, partial(ops.fractional_max_pool, target, POOLS[name]), renamed=False)
+        found = Keyed(name, partial(drops.fractional_max_pool, target, POOLS[name]), renamed=False)
     elif name in RECURRENT and recurrent.drops(args):
         found = Keyed(name, partial(recurrent.layer_by_layer, target), renamed=False)
     if found is not None:
