@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from scoped_fn._checkpoint.dtypes import STORED, name_of, stored_form
+from scoped_fn._checkpoint.memory import is_whole
 from scoped_fn._checkpoint.plain import Document, container_document, described, scalar_document
 from scoped_fn._checkpoint.state_document import state_document
 from scoped_fn._checkpoint.unfit import Unfit
@@ -80,3 +81,5 @@ def _check_tensor(tensor: Any, path: str) -> None:
     if is_wrapped(tensor):
         got = "one inside a torch.func transform"
         raise Unfit(f"a tensor with its own values in memory at {path}", got, "Save what the transform returns.")
+    if not is_whole(tensor):
+        raise Unfit(f"a tensor with its own values in memory at {path}", "one whose memory was freed", "Fill it first.")

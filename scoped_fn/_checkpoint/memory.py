@@ -19,3 +19,11 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if not size:
         return memoryview(bytearray())
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Returns whether the memory of a strided tensor reaches to its last element: it may have been freed or cut."""
+    if not tensor.numel():
+        return True
+    last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -75,6 +75,20 @@ def test_tensors_of_other_kinds(tmp_path: Path) -> None:
         refused(made, tmp_path, "a tensor with its own values in memory at value")
 
 
+@pytest.mark.parametrize("left", [0, 12])
+def test_memory_that_was_freed_or_cut(left: int, tmp_path: Path) -> None:
+    made = torch.ones(4)
+    view = made[1:3]
+    made.untyped_storage().resize_(left)
+    refused([made], tmp_path, "one whose memory was freed")
+    if left:
+        sf.save(view, tmp_path / "run")
+        assert torch.equal(sf.load(tmp_path / "run"), view)
+    else:
+        refused([view], tmp_path, "one whose memory was freed")
+    sf.save(made[:0], tmp_path / "run")
+
+
 def test_what_contains_itself(tmp_path: Path) -> None:
     value: list[Any] = []
     value.append(value)
