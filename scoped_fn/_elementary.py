@@ -10,19 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from scoped_fn._torch.aten import is_higher_order
+from scoped_fn._torch.dual import forward_mode_active
+from scoped_fn._trace import NotDerivableError
+
 Optional = torch.Tensor | None
+# Tangents that no transform made pass by these in silence.
+WITHOUT_TANGENTS: Final = ("cond", "map_impl", "scan", "while_loop")
 
 
 class ElementaryAttention(TorchFunctionMode):
     """Runs attention by its definition."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_higher_order(function):
+            return _higher_order(function, args, kwargs or {})
         return self.definition(function)(*args, **(kwargs or {}))
 
     def definition(self, function: Any) -> Callable[..., Any]:
@@ -154,6 +162,23 @@ def _instance_norm(
     use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool,
 ) -> torch.Tensor:  # fmt: skip
     return instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+def _higher_order(function: Any, args: Any, kwargs: Any) -> Any:
+    """Runs `torch.cond` or a loop; where torch has no rule of a choice for a transform, the branch itself runs."""
+    name, choice = function.name(), function is torch.ops.higher_order.cond
+    missing = "forward-mode" if forward_mode_active() and name in WITHOUT_TANGENTS else None
+    if missing is None:
+        try:
+            return function(*args, **kwargs)
+        except KeyError as error:
+            missing = getattr(error.args[0], "name", None)
+            if type(error.args[0]).__name__ != "TransformType":
+                raise
+    if choice:
+        chosen, if_true, if_false, operands = args
+        return (if_true if bool(chosen) else if_false)(*operands)
+    raise NotDerivableError(f"torch has no {missing} rule of {name}")
 
 
 def _as_autocast_does(x: torch.Tensor) -> torch.Tensor:
