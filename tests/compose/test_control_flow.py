@@ -79,7 +79,7 @@ def test_a_hessian_of_a_choice_is_right_or_refused(before: str | None) -> None:
         found = hessian(total(f))(X)
     except sf.CaptureError as error:  # forward over reverse needs shapes, for which no branch can be chosen
         assert before is None
-        assert "Expected a function that runs under this transform" in str(error)  # noqa: PT017
+        assert "Expected a function that runs under this transform" in str(error)
     else:
         assert_same(found, hessian(total(eager))(X))
 
@@ -101,5 +101,5 @@ def loop(x: Tensor) -> Tensor:
 def test_a_derivative_of_a_loop_that_torch_has_no_rule_for_is_refused(name: str, model: Any) -> None:
     state, fn = sf.compile(sf.init_state(), model, (X,), backend="eager")
     assert grad(lambda x: fn(state, x)[1].sum())(X).abs().max() > 0
-    with pytest.raises(sf.CaptureError, match=rf"got: torch has no .* rule of {model.__name__.replace('loop', 'while')}"):
+    with pytest.raises(sf.CaptureError, match=r"got: torch has no .* rule of (scan|while_loop)\."):
         DERIVATIVES[name](lambda x: fn(state, x)[1], X)
