@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 import torch.fx
 
 from scoped_fn._graph import copy_graph, user_line
-from scoped_fn._random.rules import Keyed, keyed
+from scoped_fn._random.rules import Keyed, OwnDraws, keyed
 from scoped_fn._random.words import keys_of
 from scoped_fn._torch.aten import is_higher_order
 
@@ -28,14 +29,16 @@ def with_keys(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, bool]:
     gm = copy_graph(gm)
     graph = gm.graph
     key = _placeholder(graph, torch.empty(2, dtype=torch.int32, device="meta"))
-    total = sum(1 for _ in _draws(gm))
-    if total == 0:
+    total, own = sum(1 for _ in _draws(gm)), [node for node in graph.nodes if isinstance(node.target, OwnDraws)]
+    if total == 0 and not own:
         gm.recompile()
         return gm, False
     with graph.inserting_after(key):
         keys = graph.call_function(keys_of, (key, total + 1))
     keys.meta["val"] = torch.empty(total + 1, 2, dtype=torch.int32, device="meta")
     _rewrite(gm, keys, iter(range(1, total + 1)))
+    for node in own:  # a graph with such a node has no other that draws
+        node.target, node.args = replace(node.target, from_key=True), (*node.args, key)
     output = graph.output_node()
     with graph.inserting_before(output):
         following = graph.call_function(torch.clone, (_row(graph, keys, 0),))

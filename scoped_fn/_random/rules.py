@@ -172,6 +172,47 @@ class KeyedMode(TorchFunctionMode):
         return rule(self.key_of(self.count - 1), *args, **(kwargs or {}))
 
 
+class DrawsSeen(TorchFunctionMode):
+    """Runs code as it is.
+
+    Attributes:
+        found: Whether there was a random operation.
+    """
+
+    found = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            self.found = self.found or keyed(function, args, kwargs or {}) is not None
+        except RandomOpError:  # it draws, and is refused where it has to draw from a key
+            self.found = True
+        return function(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True, eq=False)
+class OwnDraws:
+    """Code that draws random numbers, as a node of a graph.
+
+    Attributes:
+        code: A function of tensors.
+        from_key: Whether the words of a key follow these: then draw i is from key i + 1 of those that are split off.
+    """
+
+    code: Callable[..., Any]
+    from_key: bool = False
+
+    @property
+    def __name__(self) -> str:
+        return "own_draws_from_key" if self.from_key else "own_draws"
+
+    def __call__(self, *given: Tensor) -> Any:
+        """Returns the results of the code."""
+        if not self.from_key:
+            return self.code(*given)
+        with KeyedMode(lambda i: random.fold_in(given[-1], i + 1)):
+            return self.code(*given[:-1])
+
+
 def _inside(function: FunctionType, words: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Runs a function of `torch.nn.functional` whose random operations draw from keys made from one."""
     names = {**vars(F), "has_torch_function": _never, "has_torch_function_unary": _never}
@@ -186,4 +227,4 @@ def _never(*tensors: Any) -> bool:
     return False
 
 
-__all__ = ["Keyed", "KeyedMode", "keyed"]
+__all__ = ["DrawsSeen", "Keyed", "KeyedMode", "OwnDraws", "keyed"]

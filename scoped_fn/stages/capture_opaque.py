@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from scoped_fn._live import buffers_after, copy_with
+from scoped_fn._random.rules import DrawsSeen, OwnDraws
 from scoped_fn._source import Source
 from scoped_fn._specs import spec_of
 from scoped_fn._structure import Structure, flatten
@@ -30,7 +31,8 @@ def capture_opaque(
     with python_draws_refused(), fake_mode():
         fakes = [spec_of(tensor, "a tensor").fake() for tensor in real]
         copies = [fake.detach().clone().requires_grad_(fake.requires_grad) for fake in fakes]
-        result, after = _run(source, structure, copies)
+        with DrawsSeen() as draws:
+            result, after = _run(source, structure, copies)
     held = dict(zip(source.buffers, copies[len(source.params) :], strict=False))
     changed = {name: now for name, now in after.items() if now is not held[name]}
 
@@ -43,7 +45,7 @@ def capture_opaque(
     nodes = [graph.placeholder(f"given_{i}") for i in range(len(real))]
     for node, fake in zip(nodes, fakes, strict=True):
         node.meta["val"] = fake
-    called = graph.call_function(call_model, tuple(nodes))
+    called = graph.call_function(OwnDraws(call_model) if draws.found else call_model, tuple(nodes))
     outputs = [graph.call_function(operator.getitem, (called, i)) for i in range(len(values))]
     for node, value in zip(outputs, values, strict=True):
         node.meta["val"] = value.detach()
