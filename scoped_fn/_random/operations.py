@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from scoped_fn import random
-from scoped_fn._errors import SpecError
 
 
 def bernoulli(key: Tensor, x: Tensor, p: float | Tensor | None = None) -> Tensor:
@@ -155,9 +154,9 @@ def _integers(key: Tensor, shape: Sequence[int], low: int, high: int, dtype: tor
 
 
 def check(holds: Any, expected: str, got: Any) -> None:
-    """Raises `SpecError` unless an argument is one that torch takes."""
+    """Raises `ValueError` unless an argument is one that torch takes."""
     if not holds:
-        raise SpecError(f"Expected {expected}, got {got}. torch refuses this too: change the model.")
+        raise ValueError(f"Expected {expected}, got {got}. torch refuses this too: change the model.")
 
 
 def into(x: Tensor, result: Tensor, inplace: bool) -> Tensor:
