@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from scoped_fn.interop.arrays import array_to_tensor, tensor_to_array
-from scoped_fn.interop.pytrees import tree_map_arrays
+from scoped_fn.interop.arrays import array_to_tensor, tensor_to_array, x64_enabled
+from scoped_fn.interop.pytrees import flatten, places_in_states, tree_map_arrays, unflatten
 from scoped_fn.interop.register import register_jax
 
 
@@ -50,7 +50,8 @@ def jax_to_torch(tree: Any) -> Any:
         tree: Arrays of any shape with a dtype that both libraries have, in containers that optree, JAX or torch know.
 
     Returns:
-        The same structure.
+        The same structure. With `jax_enable_x64` off, int32 buffers of a `CompilerState` become int64, as torch's
+        counters are.
 
     Raises:
         TypeError: An array is a tracer, of a dtype that torch has not, masked, or a random key that is not
@@ -62,7 +63,13 @@ def jax_to_torch(tree: Any) -> Any:
         >>> jax_to_torch({"key": jax.random.key(7), "n": 3})
         {'key': tensor([0, 7], dtype=torch.uint32), 'n': 3}
     """
-    return tree_map_arrays(array_to_tensor, tree, is_array)
+    arrays, structure = flatten(tree, is_array)
+    tensors = [array_to_tensor(array) for array in arrays]
+    # While x64 is off, JAX holds torch's counters, which are int64 buffers, as int32.
+    for place in () if x64_enabled() else places_in_states(structure, len(tensors), every=False):
+        if tensors[place].dtype == torch.int32:
+            tensors[place] = tensors[place].long()
+    return unflatten(structure, tensors)
 
 
 def is_tensor(leaf: Any) -> bool:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import optree
 import torch
 
 from scoped_fn.interop.arrays import key_words, narrow_name, narrowed, unmasked
 from scoped_fn.interop.convert import is_array, is_tensor
 from scoped_fn.interop.dtypes import name_of
 from scoped_fn.interop.jax_primitive import bind, tangent_class
-from scoped_fn.interop.pytrees import Structure, check_static, flatten, in_key_order, unflatten
+from scoped_fn.interop.pytrees import (
+    Structure,
+    check_static,
+    flatten,
+    in_key_order,
+    places_in_states,
+    states_of,
+    unflatten,
+)
 from scoped_fn.interop.register import register_jax
 from scoped_fn.interop.torch_call import Spec, Tensors, TorchCall
-from scoped_fn.state import CompilerState
-from scoped_fn.state.compiler_state import NAMESPACE
 
 
 def to_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,9 +44,9 @@ def to_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
         argument and result.
 
     Raises:
-        TypeError: `fn` is no function, or compiled with `rng="torch"`. At the call: an argument is a tensor, a
-            container that nobody knows, or a static value without a hash; with x64 off, an argument or result is
-            float64 or complex128.
+        TypeError: `fn` is no function, or compiled with `rng="torch"`. At the call: an argument is a tensor, a module,
+            a container that nobody knows, or a static value without a hash; with x64 off, an argument or result is
+            float64 or complex128; `fn` draws from torch's generator, or is a module that changes its buffers.
         jax.errors.JaxRuntimeError: At the call: `fn` failed, or its results differ in shape, dtype or structure from
             when it was traced. The text holds the error.
 
@@ -90,7 +96,8 @@ def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> t
         args, kwargs = unflatten(structure, tensors)
         return flatten(fn(*args, **kwargs), is_tensor)
 
-    results, expected = _tried(flat, specs)
+    with _own_buffers_kept(fn):
+        results, expected = _tried(flat, specs)
     outputs = [(tuple(result.shape), name_of(result.dtype)) for result in results]
 
     def run(tensors: Tensors) -> Tensors:
@@ -102,10 +109,10 @@ def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> t
             )
         return found
 
-    fixed = _places_in_states(expected, len(results), every=True)
+    fixed = places_in_states(expected, len(results), every=True)
     made = tuple(Spec(shape, dtype, narrow_name(dtype), i in fixed) for i, (shape, dtype) in enumerate(outputs))
     # What is compiled is refused if it writes into an argument, so it may see memory that is not its own.
-    records = any(state.fp8 for state in _states_of(structure, len(specs)))
+    records = any(state.fp8 for state in states_of(structure, len(specs)))
     return TorchCall(run, tuple(specs), made, owned=_compiled(fn) is None, records=records), expected
 
 
@@ -129,6 +136,29 @@ def _tried(flat: Callable[[Tensors], Any], specs: list[Spec]) -> Any:
                 "Expected a function that draws no numbers from torch's generator, since its gradient would draw "
                 "others, got one that does. Compile it with sf.compile, or draw with sf.random and a key."
             )
+
+
+@contextmanager
+def _own_buffers_kept(fn: Any) -> Iterator[None]:
+    """Raises `TypeError` if a module changes its own buffers meanwhile, and puts them back."""
+    module = getattr(fn, "__self__", fn)
+    held = dict(module.named_buffers()) if isinstance(module, torch.nn.Module) else {}
+    before = {name: buffer.detach().clone() for name, buffer in held.items()}
+    try:
+        yield
+    finally:
+        changed = [name for name, buffer in held.items() if not _same_bytes(buffer.detach(), before[name])]
+        for name in changed:
+            held[name].detach().copy_(before[name])
+    if changed:
+        raise TypeError(
+            f"Expected a function that changes nothing, got the module {type(module).__name__}, which changes its "
+            f"buffers ({', '.join(changed)}). Compile it with sf.compile: then they are part of the state."
+        )
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def _compiled(fn: Any) -> Any:
@@ -159,27 +189,9 @@ def _as_array(array: Any) -> Any:
 def _specs_of(arrays: list[Any], structure: Structure) -> list[Spec]:
     names = [name_of(array.dtype) for array in arrays]
     count = len(arrays)
-    wide = set() if narrow_name("int64") == "int64" else _places_in_states(structure, count, every=False)
-    fixed = _places_in_states(structure, count, every=True)
+    wide = set() if narrow_name("int64") == "int64" else places_in_states(structure, count, every=False)
+    fixed = places_in_states(structure, count, every=True)
     return [
         Spec(tuple(array.shape), "int64" if name == "int32" and i in wide else name, name, i in fixed)
         for i, (array, name) in enumerate(zip(arrays, names, strict=True))
     ]
-
-
-def _states_of(structure: Structure, count: int) -> list[Any]:
-    """Returns the states of a structured value, with the places of their tensors as leaves."""
-    places = unflatten(structure, range(count))
-    nodes = optree.tree_leaves(places, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)
-    return [node for node in nodes if isinstance(node, CompilerState)]
-
-
-def _places_in_states(structure: Structure, count: int, *, every: bool) -> set[int]:
-    """Returns which arrays are part of a state, every one or its buffers alone.
-
-    With x64 off JAX holds torch's counters, which are int64 buffers, as int32.
-    """
-    states: list[Any] = _states_of(structure, count)
-    if every:
-        return {place for state in states for place in optree.tree_leaves(state, namespace=NAMESPACE)}
-    return {place for state in states for named in state.buffers.values() for place in named.values()}

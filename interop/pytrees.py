@@ -16,6 +16,7 @@ import optree
 import torch
 import torch.utils._pytree as torch_pytree
 
+from scoped_fn.state import CompilerState
 from scoped_fn.state.compiler_state import NAMESPACE
 from scoped_fn.state.exact import Exact
 
@@ -96,12 +97,35 @@ def tree_map_arrays(function: Callable[[Any], Any], tree: Any, is_array: Callabl
     return unflatten(structure, [function(array) for array in arrays])
 
 
+def states_of(structure: Structure, count: int) -> list[Any]:
+    """Returns the states of a structured value, with the places of their tensors as leaves."""
+    places = unflatten(structure, range(count))
+    nodes = optree.tree_leaves(places, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)
+    return [node for node in nodes if isinstance(node, CompilerState)]
+
+
+def places_in_states(structure: Structure, count: int, *, every: bool) -> set[int]:
+    """Returns which arrays are part of a state, every one or its buffers alone.
+
+    With x64 off JAX holds torch's counters, which are int64 buffers, as int32.
+    """
+    states: list[Any] = states_of(structure, count)
+    if every:
+        return {place for state in states for place in optree.tree_leaves(state, namespace=NAMESPACE)}
+    return {place for state in states for named in state.buffers.values() for place in named.values()}
+
+
 def checked(leaf: Any) -> Any:
     """Returns a leaf that is no array.
 
     Raises:
-        TypeError: It is a container that neither optree, torch nor JAX knows.
+        TypeError: It is a module, or a container that neither optree, torch nor JAX knows.
     """
+    if isinstance(leaf, torch.nn.Module):
+        raise TypeError(
+            f"Expected arrays, numbers, strings, None and containers of them, got the module {type(leaf).__name__}, "
+            "whose tensors would be overlooked. Pass dict(module.named_parameters()), or compile it with sf.compile."
+        )
     container = isinstance(leaf, (Mapping, Set, Sequence)) and not isinstance(leaf, NO_CONTAINERS)
     if container or (dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)):
         raise TypeError(

@@ -14,7 +14,7 @@ from jax import lax
 from torch import nn
 
 import scoped_fn as sf
-from scoped_fn.interop import to_jax, torch_to_jax
+from scoped_fn.interop import jax_to_torch, to_jax, torch_to_jax
 from scoped_fn.state import tree_structure
 from scoped_fn.state.exact import Exact
 from tests.helpers import compiled
@@ -137,3 +137,30 @@ def test_the_order_of_keys_in_an_argument_does_not_matter() -> None:
     for given in ({"b": 1.0, "a": 2.0}, {"a": 2.0, "b": 1.0}):
         arrays = {"inner": {name: jnp.float32(value) for name, value in given.items()}}
         assert first(arrays) == jax.jit(first)(arrays) == 2.0
+
+
+def test_a_state_that_was_trained_in_jax_goes_on_in_torch() -> None:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    state, fn = sf.compile(sf.init_state(), torch.nn.BatchNorm1d(4), (x,), backend="eager")
+    assert sf.tree_equal(jax_to_torch(torch_to_jax({"state": [state]})), {"state": [state]})
+    there, _ = to_jax(fn)(torch_to_jax(state), torch_to_jax(fn.params), torch_to_jax(x))
+    back, _ = fn(jax_to_torch(there), fn.params, x)
+    assert back.buffers[fn.owner]["num_batches_tracked"] == 2
+    assert sf.tree_equal(back, fn(fn(state, fn.params, x)[0], fn.params, x)[0])
+
+
+@pytest.mark.parametrize("of", [lambda norm: norm, lambda norm: norm.forward], ids=["module", "method"])
+def test_a_module_that_changes_its_buffers_is_refused_and_keeps_them(of: Any) -> None:
+    norm, x = torch.nn.BatchNorm1d(4), jnp.arange(8.0).reshape(2, 4)
+    with pytest.raises(TypeError, match=r"changes its buffers \(running_mean, running_var, num_batches_tracked\)"):
+        to_jax(of(norm))(x)
+    assert norm.running_mean is not None
+    assert norm.running_mean.tolist() == [0.0] * 4
+    assert norm.num_batches_tracked == 0
+    assert np.allclose(to_jax(of(norm.eval()))(x), x)
+
+
+def test_a_module_is_no_tree() -> None:
+    for call in (torch_to_jax, lambda module: to_jax(lambda m, x: m(x))(module, jnp.ones((1, 2)))):
+        with pytest.raises(TypeError, match=r"got the module Linear, whose tensors would be overlooked. Pass dict"):
+            call(torch.nn.Linear(2, 2))
