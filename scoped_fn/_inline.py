@@ -37,7 +37,7 @@ def inlined(
             f"Expected a state that holds {source.name}, owner {fn.owner}, got owners {list(state.owners)}. "
             "Pass the state that compile returned, or a later one."
         )
-    by_graph = active_scope(state) is not None or len(fn._memo.keyed) > 0
+    by_graph = active_scope(state) is not None or fn.captured.rng == "key"
     if not source.is_module:
         found = inlined_graph(fn, state, [], args, kwargs) if by_graph else None
         return (state, source.call(*args, **kwargs)) if found is None else found

@@ -124,3 +124,19 @@ def test_another_kind_of_call_of_a_function_that_draws_is_refused_inside_a_trace
     unknown = torch.compile(lambda s, x: fn(s, x, True, 2.0)[1], backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="got a new kind of call"):
         unknown(state, X)
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+def test_so_is_one_of_a_function_that_has_not_drawn_so_far(capture: str) -> None:
+    state, fn = compiled(lambda x, train: F.dropout(x, 0.5, train), (X, False), capture=capture)
+    outer = torch.compile(lambda s, x, train: fn(s, x, train), backend="eager", fullgraph=True)
+    assert_same(outer(state, X, False)[1], X)
+    before = torch.get_rng_state()
+    with pytest.raises(Exception, match="got a new kind of call"):
+        outer(state, X, True)
+    with pytest.raises(sf.CaptureError, match="got a new kind of call|SpecError"):
+        compiled(lambda state, x: fn(state, x, True), (state, X), capture=capture)
+    assert torch.equal(torch.get_rng_state(), before)
+    after, out = fn(state, X, True)
+    assert_same(outer(state, X, True)[1], out)
+    assert torch.equal(outer(state, X, True)[0].key, after.key)
