@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scoped_fn import random
 from scoped_fn._elementary import attention_with
-from scoped_fn._random.operations import check, into
+from scoped_fn._random.operations import check, into, wide
 
 SELU_ALPHA = 1.7580993408473766  # of self-normalizing networks (Klambauer et al., 2017): scale times alpha
 
@@ -93,5 +93,5 @@ def rrelu(
     inplace: bool = False,
 ) -> Tensor:  # fmt: skip
     """`torch.nn.functional.rrelu`."""
-    slopes = random.uniform(key.to(x.device), x.shape, x.dtype, lower, upper)
+    slopes = random.uniform(key.to(x.device), x.shape, wide(x.dtype), lower, upper).to(x.dtype)
     return into(x, torch.where(x <= 0, x * slopes, x), inplace)

@@ -22,7 +22,7 @@ def multinomial(key: Tensor, x: Tensor, num_samples: int, replacement: bool = Fa
     check(x.is_floating_point(), "weights of a floating point dtype", x.dtype)
     check(num_samples > 0, "a number of samples above 0", num_samples)
     shape = (num_samples, *x.shape[:-1])
-    drawn = random.categorical(key.to(x.device), x.log(), -1, shape, replacement)
+    drawn = random.categorical(key.to(x.device), x.to(wide(x.dtype)).log(), -1, shape, replacement)
     return drawn.movedim(0, -1)
 
 
@@ -30,11 +30,10 @@ def normal(key: Tensor, mean: Any, std: Any = 1.0, size: Sequence[int] | None = 
     """`torch.normal`: the shape of `mean` and `std`, or `size`."""
     tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
     if not tensors:
-        return _made(key, lambda k, shape, dtype: random.normal(k, shape, dtype) * std + mean, size or (), like)
+        return _made(key, lambda k, shape, dtype: _normals(k, shape, dtype, mean, std), size or (), like)
     first: Tensor = sum(tensors[1:], tensors[0])  # for its shape, dtype and device
     mean, std = (value.detach() if isinstance(value, Tensor) else value for value in (mean, std))  # as in torch
-    drawn: Tensor = random.normal(key.to(first.device), first.shape, first.dtype) * std + mean
-    return drawn
+    return _normals(key.to(first.device), first.shape, first.dtype, mean, std)
 
 
 def rand(key: Tensor, *size: Any, **like: Any) -> Tensor:
@@ -44,7 +43,7 @@ def rand(key: Tensor, *size: Any, **like: Any) -> Tensor:
 
 def randn(key: Tensor, *size: Any, **like: Any) -> Tensor:
     """`torch.randn`."""
-    return _made(key, random.normal, _size(size, like), like)
+    return _made(key, _normals, _size(size, like), like)
 
 
 def randint(key: Tensor, *bounds: Any, **like: Any) -> Tensor:
@@ -94,20 +93,20 @@ def _uniform(key: Tensor, x: Tensor, low: float = 0.0, high: float = 1.0) -> Ten
 
 
 def _normal(key: Tensor, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    return random.normal(key, x.shape, x.dtype) * std + mean
+    return _normals(key, x.shape, x.dtype, mean, std)
 
 
 def _log_normal(key: Tensor, x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
-    return _normal(key, x, mean, std).exp()
+    return _normals(key, x.shape, wide(x.dtype), mean, std).exp()
 
 
 def _exponential(key: Tensor, x: Tensor, lambd: float = 1.0) -> Tensor:
-    drawn = random.exponential(key, x.shape, x.dtype)
-    return drawn.clamp_min(torch.finfo(x.dtype).eps / 2) / lambd  # as in torch never 0: its logarithm is taken
+    drawn = random.exponential(key, x.shape, wide(x.dtype))
+    return drawn.clamp_min(torch.finfo(drawn.dtype).eps / 2) / lambd  # as in torch never 0: its logarithm is taken
 
 
 def _cauchy(key: Tensor, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
-    return random.cauchy(key, x.shape, x.dtype) * sigma + median
+    return random.cauchy(key, x.shape, wide(x.dtype)) * sigma + median
 
 
 def _geometric(key: Tensor, x: Tensor, p: float) -> Tensor:
@@ -116,6 +115,7 @@ def _geometric(key: Tensor, x: Tensor, p: float) -> Tensor:
 
 def _bernoulli(key: Tensor, x: Tensor, p: float | Tensor = 0.5) -> Tensor:
     check(isinstance(p, Tensor) or 0 <= p <= 1, "a probability from 0 to 1", p)
+    p = p.to(wide(p.dtype)) if isinstance(p, Tensor) else p
     return random.bernoulli(key, p, x.shape).to(x.dtype)
 
 
@@ -151,6 +151,17 @@ def _integers(key: Tensor, shape: Sequence[int], low: int, high: int, dtype: tor
     limits = torch.iinfo(drawn)
     check(limits.min <= low and high <= limits.max + 1, f"bounds within {drawn}", (low, high))
     return random.randint(key, shape, low, high, drawn).to(dtype)
+
+
+def _normals(key: Tensor, shape: Sequence[int], dtype: torch.dtype | None, mean: Any = 0.0, std: Any = 1.0) -> Tensor:
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    drawn: Tensor = random.normal(key, shape, wide(dtype)) * std + mean
+    return drawn.to(dtype)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype to draw in: of 16 bits there are so few uniform numbers that tails and rare events are lost."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def check(holds: Any, expected: str, got: Any) -> None:

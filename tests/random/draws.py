@@ -45,6 +45,11 @@ def values(*shape: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.linspace(-1, 1, math.prod(shape), dtype=F64).reshape(shape).to(dtype)
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which numbers of 16 bits are drawn before they are rounded."""
+    return F32 if dtype in (BF16, F16) else dtype
+
+
 def uniform(key: Tensor, x: Any, low: float = 0.0, high: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     """Uniform numbers of a tensor's shape and dtype, or of a shape."""
     shape, dtype = (tuple(x.shape), dtype or x.dtype) if isinstance(x, Tensor) else (x, dtype or F32)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.random.draws import BF16, F16, F32, F64, Draw, normal, ones, uniform, values
+from tests.random.draws import BF16, F16, F32, F64, Draw, normal, ones, uniform, values, wide
 from tests.random.oracle import drawn, keys_of
 
 
@@ -52,8 +52,34 @@ FLOATS = [
     ),
     Draw("randn", lambda x: x + torch.randn(50), lambda x, k: x + normal(k, (50,)), ones(50), epsilons=2),
     *(
-        Draw(f"randn_like {one}", torch.randn_like, lambda x, k: normal(k, x), ones(6, 5, dtype=one), epsilons=most)
+        Draw(
+            f"randn_like {one}",
+            torch.randn_like,
+            lambda x, k: normal(k, x, wide(x.dtype)).to(x.dtype),
+            ones(6, 5, dtype=one),
+            epsilons=most,
+        )
         for one, most in ((F32, 1), (F64, 5000), (BF16, 1), (F16, 1))  # XLA's float64 is off by that much
+    ),
+    *(
+        Draw(
+            f"exponential_ {one}",
+            lambda x: (x * 1).exponential_(2.0),
+            lambda x, k: (drawn("exponential", k, (70,)) / 2).to(x.dtype),
+            ones(70, dtype=one),
+            epsilons=1,
+        )
+        for one in (BF16, F16)
+    ),
+    *(
+        Draw(
+            f"normal of a mean {one}",
+            lambda x: torch.normal(x, 0.5),
+            lambda x, k: (x + 0.5 * normal(k, x, F32)).to(x.dtype),
+            values(9, dtype=one),
+            epsilons=1,
+        )
+        for one in (BF16, F16)
     ),
     Draw("normal_", lambda x: (x * 1).normal_(2, 0.5), lambda x, k: 2 + 0.5 * normal(k, x), ones(60), epsilons=2),
     Draw(
@@ -133,6 +159,15 @@ INTEGERS = [
         lambda x, k: choice(k, x, 12, True),
         torch.tensor([0.1, 3.0, 0.5, 1.0]),
     ),
+    *(
+        Draw(
+            f"multinomial {one}",
+            lambda x: torch.multinomial(x, 12, replacement=True),
+            lambda x, k: choice(k, x.float(), 12, True),
+            torch.tensor([0.1, 3.0, 0.5, 1.0], dtype=one),
+        )
+        for one in (BF16, F16)
+    ),
     Draw(
         "multinomial without replacement",
         lambda x: torch.multinomial(x, 3),
@@ -149,7 +184,7 @@ INTEGERS = [
         Draw(
             f"bernoulli {dtype}",
             torch.bernoulli,
-            lambda x, k: drawn("bernoulli", k, x, wide=x.dtype == F64).to(x.dtype),
+            lambda x, k: drawn("bernoulli", k, x.to(wide(x.dtype)), wide=x.dtype == F64).to(x.dtype),
             values(60, dtype=dtype).abs(),
         )
         for dtype in (F32, F64, BF16, F16)

@@ -66,6 +66,31 @@ def test_moments(name: str, seed: int) -> None:
     assert abs(variance_off) < 5 or expected.fourth == expected.variance**2
 
 
+RARE: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
+    "bernoulli": (lambda x: torch.bernoulli(x * 0 + 0.001).float().mean(), 0.0006, 0.0014),
+    "bernoulli_": (lambda x: (x * 1).bernoulli_(x * 0 + 0.001).float().mean(), 0.0006, 0.0014),
+    "multinomial": (lambda x: torch.multinomial(x[:20_000].expand(20, 20_000), 5).float().mean(), 7_000, 13_000),
+    "gumbel_softmax": (
+        lambda x: F.gumbel_softmax(x[:COUNT].view(200, 1000), hard=True).argmax(-1).float().mean(),
+        400,
+        600,
+    ),
+    "normal": (lambda x: torch.randn_like(x).float().abs().max(), 4.0, 6.0),
+    "normal_": (lambda x: (x * 1).normal_().float().abs().max(), 4.0, 6.0),
+    "exponential": (lambda x: (x * 1).exponential_().float().max(), 10.0, 20.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", RARE)
+def test_tails_and_rare_events_are_there_in_16_bits_too(name: str, dtype: torch.dtype) -> None:
+    draw, least, most = RARE[name]
+    x = torch.ones(COUNT, dtype=dtype)
+    state, fn = compiled(draw, x)
+    for value in (fn(state, x)[1], draw(x)):
+        assert least <= float(value) <= most
+
+
 def test_numbers_of_two_sites_two_calls_and_neighbours_do_not_correlate() -> None:
     state, fn = compiled(lambda x: (torch.randn_like(x), torch.randn_like(x)), torch.ones(COUNT))
     state, (one, other) = fn(state, torch.ones(COUNT))
