@@ -16,7 +16,6 @@ from scoped_fn.interop.pytrees import (
     Structure,
     check_static,
     flatten,
-    in_key_order,
     places_in_states,
     states_of,
     unflatten,
@@ -79,7 +78,7 @@ class JaxFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the function's result as arrays."""
-        arrays, structure = flatten(in_key_order((args, kwargs)), is_array)
+        arrays, structure = flatten((args, kwargs), is_array, sort_keys=True)
         check_static(structure, is_tensor, "JAX arrays, got a torch.Tensor", "torch_to_jax")
         arrays = [_as_array(array) for array in arrays]
         key = (structure, tuple((array.shape, str(array.dtype)) for array in arrays), narrow_name("int64"))

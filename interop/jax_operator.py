@@ -53,8 +53,8 @@ def _defined(calls: weakref.WeakValueDictionary[int, JaxCall]) -> Any:
         return _run(_living(calls, call), tensors)
 
     def shapes(tensors: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
-        outputs = _living(calls, call).outputs
-        return [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in outputs]
+        outputs, device = _living(calls, call).outputs, "meta" if any(t.is_meta for t in tensors) else "cpu"
+        return [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in outputs]
 
     def batched(info: Any, in_dims: Any, tensors: list[torch.Tensor], call: int) -> Any:
         of_batch = _living(calls, call).batched(tuple(in_dims[0]), info.batch_size)

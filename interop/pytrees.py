@@ -8,6 +8,7 @@ that only JAX or only torch knows is taken apart as that library does.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -55,13 +56,18 @@ class Structure:
     leaves: tuple[Any, ...]
 
 
-def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[list[Any], Structure]:
+def flatten(tree: Any, is_array: Callable[[Any], bool], *, sort_keys: bool = False) -> tuple[list[Any], Structure]:
     """Returns the arrays of a structured value, in order, and the rest as a `Structure`.
+
+    Args:
+        tree: The value.
+        is_array: Which leaves are arrays.
+        sort_keys: Whether dicts shall have their keys sorted when the value is built anew.
 
     Raises:
         TypeError: There is a container that no library knows, so arrays in it would be overlooked.
     """
-    found, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
+    found, spec = optree.tree_flatten(in_key_order(tree) if sort_keys else tree, namespace=NAMESPACE)
     arrays: list[Any] = []
     leaves: list[Any] = []
     for leaf in found:
@@ -69,21 +75,21 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[list[Any], Stru
             arrays.append(leaf)
             leaves.append(None)
             continue
-        node = _foreign(leaf, is_array, arrays)
+        node = _foreign(leaf, is_array, arrays, sort_keys)
         leaves.append(Static(checked(leaf)) if node is None else node)
     return arrays, Structure(spec, tuple(leaves))
 
 
 def in_key_order(tree: Any) -> Any:
     """Returns a tree whose dicts have their keys sorted, as JAX has them: calls that are alike see them alike."""
-    if type(tree) is dict:
-        try:
-            return {key: in_key_order(tree[key]) for key in sorted(tree)}
-        except TypeError:  # keys of several types
-            return {key: in_key_order(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(map(in_key_order, tree))
-    return tree
+    if tree is None or isinstance(tree, CompilerState) or optree.tree_is_leaf(tree, namespace=NAMESPACE):
+        return tree
+    children, static, keys, build = optree.tree_flatten_one_level(tree, namespace=NAMESPACE)
+    children = [in_key_order(child) for child in children]
+    if type(tree) not in (dict, defaultdict):
+        return build(static, children)
+    ordered = dict(zip(keys, children, strict=True))
+    return ordered if type(tree) is dict else defaultdict(tree.default_factory, ordered)
 
 
 def unflatten(structure: Structure, arrays: Sequence[Any]) -> Any:
@@ -165,7 +171,7 @@ def _build(structure: Structure, arrays: Iterator[Any]) -> Any:
     return optree.tree_unflatten(structure.spec, values)
 
 
-def _foreign(leaf: Any, is_array: Callable[[Any], bool], arrays: list[Any]) -> Foreign | None:
+def _foreign(leaf: Any, is_array: Callable[[Any], bool], arrays: list[Any], sort_keys: bool) -> Foreign | None:
     """Returns what one of the other two libraries knows a leaf as, and adds its arrays; None if it is a leaf there."""
     import jax
 
@@ -174,7 +180,7 @@ def _foreign(leaf: Any, is_array: Callable[[Any], bool], arrays: list[Any]) -> F
     for flatten_of, build in ((jax.tree_util.tree_flatten, jax.tree_util.tree_unflatten), _TORCH):
         children, spec = flatten_of(leaf, is_leaf=lambda node: node is not leaf)
         if len(children) != 1 or children[0] is not leaf:
-            inner, structure = flatten(children, is_array)
+            inner, structure = flatten(children, is_array, sort_keys=sort_keys)
             arrays += inner
             return Foreign(spec, build, structure)
     return None

@@ -13,7 +13,7 @@ from scoped_fn.interop.dtypes import name_of
 from scoped_fn.interop.jax_call import JaxCall
 from scoped_fn.interop.jax_node import apply
 from scoped_fn.interop.jax_operator import JaxOperator
-from scoped_fn.interop.pytrees import Structure, check_static, flatten, in_key_order, unflatten
+from scoped_fn.interop.pytrees import Structure, check_static, flatten, unflatten
 from scoped_fn.interop.register import register_jax
 from scoped_fn.interop.torch_call import Spec
 
@@ -73,7 +73,7 @@ class TorchFunction:
         return self._call(*args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        tensors, structure = flatten(in_key_order((args, kwargs)), is_tensor)
+        tensors, structure = flatten((args, kwargs), is_tensor, sort_keys=True)
         check_static(structure, is_array, "torch tensors, got an array of JAX or NumPy", "jax_to_torch")
         specs = tuple(map(_spec_of, tensors))
         key = (structure, specs, x64_enabled())

@@ -254,3 +254,11 @@ def test_nothing_outlives_the_function() -> None:
     assert [reference() for reference in watched] == [None] * 3
     with pytest.raises(RuntimeError, match="Expected the function that from_jax returned to be alive"):
         operator([X, Y], number)
+
+
+def test_tensors_without_values_give_results_without_values() -> None:
+    f = from_jax(lambda x, y: x * 2 + y)
+    for devices in (("meta", "cpu"), ("cpu", "meta"), ("meta", "meta")):
+        out = f(*(torch.ones(3, device=device) for device in devices))
+        assert out.is_meta
+        assert out.shape == (3,)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scoped_fn as sf
-from scoped_fn.interop import jax_to_torch, register_jax, torch_to_jax
+from scoped_fn.interop import from_jax, jax_to_torch, register_jax, to_jax, torch_to_jax
 from scoped_fn.interop.convert import is_tensor
 from scoped_fn.interop.pytrees import flatten, unflatten
 from tests.interop.values import TENSORS, KnownToJax, Pair, same, trees
@@ -127,3 +128,43 @@ def test_names_of_buffers_have_one_order_whatever_the_order_they_came_in() -> No
     state = sf.set_buffers(state, owner, {"b": one, "a": two})
     for leaves in (sf.state.tree_leaves(state), torch_pytree.tree_leaves(state)):
         assert [len(leaf) for leaf in leaves] == [2, 1, 2]
+
+
+class Batch(NamedTuple):
+    features: dict[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class OfJax:
+    """A node that only JAX knows."""
+
+    features: dict[str, Any]
+
+
+WRAPPED: dict[str, Callable[[dict[Any, Any]], Any]] = {
+    "alone": lambda d: {"x": d},
+    "list": lambda d: {"x": [d][0]},
+    "named tuple": Batch,
+    "ordered dict": lambda d: collections.OrderedDict(x=d),
+    "default dict": lambda d: {"x": collections.defaultdict(int, d)},
+    "mixed keys": lambda d: {"x": {1 if key == "a" else key: value for key, value in d.items()}},
+    "of JAX": OfJax,
+}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_functions_see_keys_in_one_order_whatever_was_called_before(name: str, first: int) -> None:
+    def of_torch(tree: Any) -> torch.Tensor:
+        return torch.cat(list((tree.features if hasattr(tree, "features") else tree["x"]).values()))
+
+    def of_jax(tree: Any) -> jax.Array:
+        return jnp.concatenate(list((tree.features if hasattr(tree, "features") else tree["x"]).values()))
+
+    dicts = [{"b": jnp.ones(1), "a": jnp.zeros(1)}, {"a": jnp.zeros(1), "b": jnp.ones(1)}]
+    trees = [WRAPPED[name](dicts[i]) for i in (first, 1 - first)]
+    there, back = to_jax(of_torch), from_jax(of_jax)
+    jitted = there if name == "mixed keys" else jax.jit(there)  # JAX refuses to sort those
+    for tree in trees:
+        assert there(tree).tolist() == jitted(tree).tolist() == back(jax_to_torch(tree)).tolist() == [0.0, 1.0]
