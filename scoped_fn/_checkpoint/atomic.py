@@ -14,6 +14,13 @@ from scoped_fn._checkpoint.header import DIGEST_AT
 Piece = bytes | memoryview
 
 
+def check_path(path: str | os.PathLike[str]) -> str:
+    """Returns a path as text; raises `TypeError` for anything else."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"Expected a path, got a {type(path).__name__}. Write sf.save(value, path), sf.load(path).")
+    return os.fsdecode(path)
+
+
 def write_file(path: str | os.PathLike[str], pieces: Iterable[Piece]) -> None:
     """Writes pieces to a file, and their SHA-256 in hexadecimal digits over the first piece's zeros.
 
@@ -80,7 +87,10 @@ def _sync_folder(folder: str) -> None:
     """Has the folder itself written to the disk: without it a new name may be lost when the power fails."""
     if not hasattr(os, "O_DIRECTORY"):  # not on Windows
         return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # one may write into a folder that one may not read
+        return
     try:
         os.fsync(descriptor)
     finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from scoped_fn._checkpoint.atomic import check_path
 from scoped_fn._checkpoint.decode import decode, is_shallow
 from scoped_fn._checkpoint.header import SCHEMA, parsed_json
 from scoped_fn._checkpoint.plain import Document
@@ -16,6 +17,7 @@ from scoped_fn._checkpoint.read import read_raw
 from scoped_fn._checkpoint.unfit import Unfit, demand
 from scoped_fn._checkpoint.upgrade import UPGRADES, upgraded
 from scoped_fn._errors import CheckpointError
+from scoped_fn._torch.levels import on_values
 
 ADVICE = "Give a file that sf.save made, as it made it."
 
@@ -47,6 +49,7 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
         device: Where all tensors go; None for the devices that they were on.
 
     Raises:
+        TypeError: The path is none.
         CheckpointError: It is no file of `save`, was made by a newer version, or is damaged.
         OSError: It cannot be opened or read.
 
@@ -67,13 +70,14 @@ def read(
     upgrades: Mapping[int, Callable[[Document], Document]] = UPGRADES,
 ) -> Contents:
     """Returns what a file holds; `load` says what may be wrong with it."""
-    name = os.fspath(path)  # a number, which `open` takes for an open file, is a TypeError
+    name = check_path(path)  # a number would be taken for an open file
     try:
-        raw = read_raw(name, newest=newest)
-        document = parsed_json(raw.text, "a document in JSON")
-        demand(is_shallow(document), "JSON that is not deeper than what sf.save makes", "deeper JSON")
-        document = upgraded(document, raw.schema, newest=newest, upgrades=upgrades)
-        return Contents(raw.schema, decode(document, raw.tensors, device), raw.tensors)
+        with on_values():
+            raw = read_raw(name, newest=newest)
+            document = parsed_json(raw.text, "a document in JSON")
+            demand(is_shallow(document), "JSON that is not deeper than what sf.save makes", "deeper JSON")
+            document = upgraded(document, raw.schema, newest=newest, upgrades=upgrades)
+            return Contents(raw.schema, decode(document, raw.tensors, device), raw.tensors)
     except Unfit as unfit:
         advice = unfit.advice or ADVICE
         raise CheckpointError(f"Expected {unfit.expected}, got {unfit.got} in '{name!s}'. {advice}") from None

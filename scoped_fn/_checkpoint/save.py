@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from scoped_fn._checkpoint.atomic import Piece, write_file
+from scoped_fn._checkpoint.atomic import Piece, check_path, write_file
 from scoped_fn._checkpoint.decode import decode
 from scoped_fn._checkpoint.encode import encode
 from scoped_fn._checkpoint.header import header_bytes, ordered
 from scoped_fn._checkpoint.memory import bytes_of
 from scoped_fn._checkpoint.unfit import Unfit
 from scoped_fn._errors import CheckpointError
+from scoped_fn._torch.levels import on_values
 
 PIECE_BYTES = 1 << 24
 
@@ -33,6 +34,7 @@ def save(value: Any, path: str | os.PathLike[str]) -> None:
 
     Raises:
         CheckpointError: There is something else in the value, such as a recipe that holds a function.
+        TypeError: The path is none.
         OSError: The file cannot be written.
 
     Example:
@@ -42,14 +44,16 @@ def save(value: Any, path: str | os.PathLike[str]) -> None:
         >>> sf.load("run.safetensors")["state"]
         CompilerState(key=(0, 7), next_token=0)
     """
-    try:
-        document, tensors = encode(value)
-        decode(document, tensors)  # what a file holds can be loaded: the same checks, before it is written
-        tensors = ordered(tensors)
-        header = header_bytes(document, tensors)
-    except Unfit as unfit:
-        raise CheckpointError(f"{unfit} {unfit.advice or 'Convert it, or leave it out.'}") from None
-    write_file(path, _pieces(header, tensors))
+    name = check_path(path)
+    with on_values():
+        try:
+            document, tensors = encode(value)
+            decode(document, tensors)  # what a file holds can be loaded: the same checks, before it is written
+            tensors = ordered(tensors)
+            header = header_bytes(document, tensors)
+        except Unfit as unfit:
+            raise CheckpointError(f"{unfit} {unfit.advice or 'Convert it, or leave it out.'}") from None
+        write_file(name, _pieces(header, tensors))
 
 
 def _pieces(header: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:

@@ -43,6 +43,7 @@ from torch._C._functorch import (
 )
 from torch._functorch.vmap import _chunked_vmap, _process_batched_inputs
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 GRAD, JVP, VMAP = TransformType.Grad, TransformType.Jvp, TransformType.Vmap
 transforms_active = peek_interpreter_stack
@@ -155,6 +156,13 @@ def at_level(level: Level | None) -> AbstractContextManager[Any]:
 def below(level: Level | None, *, within: bool = False) -> AbstractContextManager[Any]:
     """Lets work go on below a level, the highest one; there is nothing below None. `within` as in `Lowered`."""
     return NOTHING if level is None else Lowered(level, within=within)
+
+
+@contextmanager
+def on_values() -> Iterator[None]:
+    """Lets code read and make plain tensors, whatever transforms, traces and fake modes are open around it."""
+    with apart(), _disable_current_modes():
+        yield
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,39 @@ def test_a_traced_tensor(tmp_path: Path) -> None:
     torch.func.vmap(wrapped)(torch.ones(2, 2))
     with torch._subclasses.FakeTensorMode() as mode:
         inside(mode.from_tensor(torch.ones(2)))
+
+
+INSIDE: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "grad": lambda body: torch.func.grad(body)(torch.ones(2)),
+    "vmap": lambda body: torch.func.vmap(body)(torch.ones(2, 2)),
+    "jvp": lambda body: torch.func.jvp(body, (torch.ones(2),), (torch.ones(2),)),
+    "functionalize": lambda body: torch.func.functionalize(body)(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_inside_a_transform_plain_tensors_are_saved_and_wrapped_ones_refused(name: str, tmp_path: Path) -> None:
+    value = {"plain": torch.arange(3.0), "column": torch.ones(4)[::2], "state": sf.init_state(key=7)}
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        refused(x, tmp_path, "one inside a torch.func transform")
+        sf.save(value, tmp_path / "run")
+        loaded.append(sf.load(tmp_path / "run"))
+        return x.sum()
+
+    loaded: list[Any] = []
+
+    INSIDE[name](body)
+    assert sf.tree_equal(loaded[0], value)
+    with torch._subclasses.FakeTensorMode(), torch.device("meta"):
+        sf.save(sf.load(tmp_path / "run"), tmp_path / "again")
+    assert torch.equal(sf.load(tmp_path / "again")["plain"], torch.arange(3.0))
+
+
+def test_the_path_and_the_value_swapped(tmp_path: Path) -> None:
+    for call in (lambda: sf.save("run", {"a": 1}), lambda: sf.save(1, 3), lambda: sf.load(3)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"Expected a path, got a (dict|int). Write sf.save\(value, path\)"):
+            call()
 
 
 RECIPES = [
