@@ -19,7 +19,8 @@ from torch import Tensor
 from scoped_fn._errors import SpecError
 from scoped_fn._random.continuous import cauchy, exponential, gumbel, normal, uniform
 from scoped_fn._random.discrete import bernoulli, categorical, geometric, permutation, randint
-from scoped_fn._random.words import SIGNED_OF_WIDTH, bits_of, keys_of, words_of
+from scoped_fn._random.words import SIGNED_OF_WIDTH, bits_of, keys_of, shape_of, words_of
+from scoped_fn._state_check import check_state
 from scoped_fn.kernels import fold_keys
 from scoped_fn.state import CompilerState, init_state
 
@@ -109,6 +110,7 @@ def next_key(state: CompilerState) -> tuple[CompilerState, Tensor]:
         >>> torch.equal(mine, split(key(0))[1])
         True
     """
+    check_state(state)
     following, mine = split(state.key)
     return replace(state, key=following), mine
 
@@ -124,7 +126,7 @@ def bits(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype = torch.uint
     if dtype not in UNSIGNED:
         raise SpecError(f"Expected one of {', '.join(map(str, UNSIGNED))} for bits, got {dtype}. Pass one of them.")
     width = torch.iinfo(dtype).bits
-    return bits_of(words_of(key), shape, width).to(SIGNED_OF_WIDTH[width]).view(dtype)
+    return bits_of(words_of(key), shape_of(shape), width).to(SIGNED_OF_WIDTH[width]).view(dtype)
 
 
 def _like(words: Tensor, key: Any) -> Tensor:

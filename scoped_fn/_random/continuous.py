@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scoped_fn._errors import SpecError
 from scoped_fn._random import floats
-from scoped_fn._random.words import SIGNED_OF_WIDTH, bits_of, keys_of, words_of
+from scoped_fn._random.words import SIGNED_OF_WIDTH, bits_of, keys_of, shape_of, words_of
 from scoped_fn.kernels._xla_math import fused
 
 ONE = MappingProxyType(  # the bits of 1.0
@@ -35,7 +35,7 @@ def uniform(
         minval: The least number.
         maxval: The bound.
     """
-    dtype = _float(dtype)
+    shape, dtype = shape_of(shape), _float(dtype)
     info = torch.finfo(dtype)
     width, mantissa = info.bits, round(-math.log2(info.eps))
     drawn = width if mantissa >= 8 else 8
@@ -60,7 +60,7 @@ def normal(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype | None = N
         shape: Shape of the result.
         dtype: A floating point or complex dtype; torch's default dtype if None.
     """
-    if dtype is not None and dtype.is_complex:
+    if isinstance(dtype, torch.dtype) and dtype.is_complex:
         real, imag = (normal(part, shape, dtype.to_real()) for part in keys_of(words_of(key), 2))
         return torch.complex(real, imag) / 2**0.5
     dtype = _float(dtype)

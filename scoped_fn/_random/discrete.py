@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from scoped_fn._errors import SpecError
 from scoped_fn._random import floats
 from scoped_fn._random.continuous import gumbel, uniform
 from scoped_fn._random.integers import integers
-from scoped_fn._random.words import bits_of, keys_of, words_of
+from scoped_fn._random.words import bits_of, keys_of, shape_of, words_of
 from scoped_fn.kernels import random_keep
 from scoped_fn.kernels._xla_math import single
 
@@ -29,10 +30,11 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None 
         A bool tensor.
     """
     words = words_of(key)
+    _check_chance(p)
     if not isinstance(p, Tensor):
         chance = 0.0 if math.isnan(p) else min(max(single(p), 0.0), 1.0)
         # What `uniform(...) < p` says, without floats.
-        return random_keep(words, shape or (), math.ceil(chance * 2**23))
+        return random_keep(words, shape_of(() if shape is None else shape), math.ceil(chance * 2**23))
     return uniform(words, _fitting(p, shape), p.dtype) < p
 
 
@@ -47,11 +49,15 @@ def randint(key: Tensor, shape: Sequence[int], minval: int, maxval: int, dtype: 
             is not above `minval`, all numbers are `minval`.
         dtype: An integer dtype.
     """
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise SpecError(f"Expected an integer dtype for randint, got {dtype}. Draw int64 numbers and convert them.")
+    if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise SpecError(f"Expected an integer dtype for randint, got {dtype!r}. Draw int64 numbers and convert them.")
+    if not all(isinstance(bound, (int, torch.SymInt)) for bound in (minval, maxval)):
+        raise SpecError(
+            f"Expected integers as bounds, got {minval!r} and {maxval!r}. Write randint(key, shape, 0, 10)."
+        )
     least, greatest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     low, high = min(max(minval, least), greatest), min(max(maxval, least), greatest + 1)
-    return integers(words_of(key), shape, low, high, dtype)
+    return integers(words_of(key), shape_of(shape), low, high, dtype)
 
 
 def permutation(key: Tensor, x: int | Tensor, dim: int = 0) -> Tensor:
@@ -86,10 +92,15 @@ def geometric(
         dtype: An integer or floating point dtype of the result.
     """
     words = words_of(key)
+    _check_chance(p)
     chance = p if isinstance(p, Tensor) else torch.full((), p, dtype=torch.get_default_dtype(), device=words.device)
     drawn = uniform(words, _fitting(chance, shape), chance.dtype)
     drawn = torch.where(drawn == 0, 1.0, drawn)
-    return ((floats.log(drawn) / floats.log1p(-chance.detach())).floor() + 1).to(dtype)
+    rate = floats.log1p(-chance.detach())
+    # XLA divides by few numbers by multiplying with their reciprocals.
+    few = rate.numel() < drawn.numel()
+    trials = (floats.log(drawn) * rate.reciprocal() if few else floats.log(drawn) / rate).floor() + 1
+    return trials.to(dtype) if dtype.is_floating_point else _saturated(trials, dtype)
 
 
 def categorical(
@@ -107,10 +118,16 @@ def categorical(
     Returns:
         int64, of that shape.
     """
-    _count(logits, dim)
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() == 0:
+        got = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise SpecError(
+            f"Expected logits as a floating point tensor with a dimension of classes, got {got}. Convert it."
+        )
+    if _count(logits, dim) == 0:
+        raise SpecError(f"Expected one class or more, got none in {list(logits.shape)}. Pass another dim.")
     batch = list(logits.shape)
     del batch[dim]
-    shape = batch if shape is None else list(shape)
+    shape = batch if shape is None else list(shape_of(shape))
     count = len(shape) - len(batch)
     if count < 0 or shape[count:] != batch:
         raise SpecError(f"Expected a shape that ends with {batch}, the batch, got {shape}. Put more dimensions before.")
@@ -127,9 +144,24 @@ def categorical(
     return scores.topk(draws).indices.movedim(-1, 0).reshape(shape)
 
 
+def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns floating point numbers of 1 or more as integers, the largest one where they are larger."""
+    largest = torch.iinfo(dtype).max
+    fits = values < float(largest)
+    return torch.where(fits, values, 1.0).to(dtype).masked_fill(~fits, largest)
+
+
+def _check_chance(p: Any) -> None:
+    if not isinstance(p, (int, float, torch.SymFloat, Tensor)):
+        raise SpecError(
+            f"Expected a probability as a number or a tensor, got a {type(p).__name__}. Pass p, then the shape."
+        )
+
+
 def _fitting(p: Tensor, shape: Sequence[int] | None) -> Sequence[int]:
     if shape is None:
         return p.shape
+    shape = shape_of(shape)
     if len(shape) < p.dim() or any(a not in (1, b) for a, b in zip(p.shape[::-1], tuple(shape)[::-1], strict=False)):
         raise SpecError(f"Expected probabilities that broadcast to {list(shape)}, got {list(p.shape)}. Reshape them.")
     return shape
@@ -137,6 +169,8 @@ def _fitting(p: Tensor, shape: Sequence[int] | None) -> Sequence[int]:
 
 def _count(x: int | Tensor, dim: int) -> int:
     if isinstance(x, Tensor):
+        if x.dim() == 0:
+            raise SpecError("Expected a tensor with slices to put in order, got one of shape []. Pass its .item().")
         if not -x.dim() <= dim < x.dim():
             raise SpecError(f"Expected a dimension of a tensor of {x.dim()}, got {dim}. Pass one that it has.")
         return x.shape[dim]

@@ -34,8 +34,26 @@ def words_of(key: Any) -> Tensor:
     )
 
 
+def shape_of(shape: Any) -> tuple[int, ...]:
+    """Returns a shape; of one dimension for an integer, as in JAX.
+
+    Raises:
+        SpecError: It is something else, or a size is negative.
+    """
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if not all(isinstance(size, (int, torch.SymInt)) for size in sizes) or any(size < 0 for size in sizes):
+        raise SpecError(f"Expected a shape of integers of 0 or more, got {shape!r}. Pass a tuple such as (2, 3).")
+    return tuple(sizes)
+
+
 def keys_of(words: Tensor, count: int) -> Tensor:
-    """Returns `count` keys made from one: int32 (count, 2)."""
+    """Returns `count` keys made from one: int32 (count, 2).
+
+    Raises:
+        ValueError: There are too many.
+    """
+    if count >= 2**31:
+        raise ValueError(f"Expected fewer than 2**31 keys or numbers of 64 bits, got {count}. Split the key first.")
     return fold_keys(words, torch.arange(count, dtype=torch.int32, device=words.device))
 
 

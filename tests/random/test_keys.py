@@ -155,8 +155,31 @@ BAD: dict[str, Any] = {
     "permutation along 2": lambda: sf.random.permutation(KEY, torch.ones(2, 2), 2),
     "categorical along 1": lambda: sf.random.categorical(KEY, torch.zeros(3), 1),
     "categorical of another shape": lambda: sf.random.categorical(KEY, torch.zeros(2, 3), shape=(5,)),
+    "a shape of floats": lambda: sf.random.normal(KEY, (2.5,)),  # type: ignore[arg-type]
+    "a shape that is none": lambda: sf.random.uniform(KEY, "ab"),
+    "a dtype of NumPy": lambda: sf.random.normal(KEY, (2,), np.float32),  # type: ignore[arg-type]
+    "the name of a dtype": lambda: sf.random.uniform(KEY, (2,), "float32"),  # type: ignore[arg-type]
+    "randint of a name": lambda: sf.random.randint(KEY, (2,), 0, 3, "int32"),  # type: ignore[arg-type]
+    "randint with bounds of floats": lambda: sf.random.randint(KEY, (2,), 0.0, 3.0),  # type: ignore[arg-type]
+    "randint with the shape last": lambda: sf.random.randint(KEY, 0, 10, (3,)),  # type: ignore[arg-type]
+    "bernoulli with the shape first": lambda: sf.random.bernoulli(KEY, (5,), 0.5),  # type: ignore[arg-type]
+    "geometric with the shape first": lambda: sf.random.geometric(KEY, (5,), 0.5),  # type: ignore[arg-type]
+    "categorical of NumPy": lambda: sf.random.categorical(KEY, np.zeros(3)),  # type: ignore[arg-type]
+    "categorical of nothing": lambda: sf.random.categorical(KEY, torch.zeros(0)),
+    "categorical of integers": lambda: sf.random.categorical(KEY, torch.zeros(3, dtype=torch.int64)),
+    "a next key of a key": lambda: sf.next_key(KEY),  # type: ignore[arg-type]
+    "too many numbers of 64 bits": lambda: sf.random.bits(KEY, (2**16, 2**16), torch.uint64),
+    "too many keys": lambda: sf.split(KEY, 2**33),
+    "too many doubles": lambda: sf.random.uniform(KEY, (2**16, 2**16), torch.float64),
+    "a seed of NumPy": lambda: sf.init_state(key=np.int64(3)),  # type: ignore[arg-type]
+    "a key of JAX": lambda: sf.init_state(key=jax.random.key(3)),  # type: ignore[arg-type]
     "too many choices": lambda: sf.random.categorical(KEY, torch.zeros(3), shape=(4,), replace=False),
 }
+
+
+def test_a_shape_may_be_one_size() -> None:
+    for draw in (sf.random.normal, sf.random.uniform, sf.random.bits):
+        assert torch.equal(draw(KEY, 3), draw(KEY, (3,)))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("call", BAD.values(), ids=BAD)
