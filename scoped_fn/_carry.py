@@ -50,9 +50,13 @@ def vmap(
         >>> out
         tensor([1., 5., 9.])
     """
+    if randomness not in ("error", "same", "different"):
+        raise SpecError(f"Expected randomness 'error', 'same' or 'different', got {randomness!r}. Pick one of them.")
 
     def mapped(state: CompilerState, *args: Any, **kwargs: Any) -> tuple[CompilerState, Any]:
         dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
+        if len(dims) != len(args):
+            raise SpecError(f"Expected in_dims for {len(args)} arguments, got {in_dims}. Leave the state out of it.")
         options: dict[str, Any] = {"randomness": randomness, "chunk_size": chunk_size}
         if state_dim is not None:
             stacked = torch.vmap(

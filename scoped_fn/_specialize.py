@@ -264,7 +264,10 @@ def check_held(source: Source, held: list[torch.Tensor]) -> None:
     named = [*source.params.items(), *source.buffers.items()]
     for (name, ours), given in zip(named, held, strict=True):
         if not isinstance(given, torch.Tensor):
-            raise SpecError(f"Expected a tensor for {name!r}, got a {type(given).__name__}. Pass the parameter itself.")
+            raise SpecError(
+                f"Expected a tensor for {name!r}, got {type(given).__name__}. Pass the tensor itself; parameters and "
+                "states of JAX go through interop.jax_to_torch, or the function through interop.to_jax."
+            )
         expected, got = replace(spec_of(ours, name), stride=()), replace(spec_of(given, name), stride=())
         if str(expected) != str(got):
             raise SpecError(

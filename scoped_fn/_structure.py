@@ -144,9 +144,11 @@ def _build(kind: type, values: dict[str, Any]) -> Any:
 
 def _static(leaf: Any, what: str) -> Static:
     if not isinstance(leaf, STATIC_TYPES):
+        arrays = "Convert it with torch.from_numpy or interop.jax_to_torch."
+        others = "Pass its tensors, or register the class with torch.utils._pytree.register_pytree_node."
         raise SpecError(
             f"Expected {what} of tensors, numbers, strings, None and containers of them, got a {type(leaf).__name__}. "
-            "Pass its tensors, or register the class with torch.utils._pytree.register_pytree_node."
+            f"{arrays if hasattr(leaf, '__array__') else others}"
         )
     return Static(leaf)
 

@@ -57,9 +57,10 @@ def value_and_grad(
         >>> value, grad
         (tensor(7.), tensor([3., 4.]))
     """
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, torch.nn.Module):
         raise SpecError(
-            f"Expected a stateful function, got a {type(fn).__name__}. Pass (state, *args) -> (state, out)."
+            f"Expected a stateful function, (state, *args) -> (state, out), got a {type(fn).__name__}. "
+            "Pass what sf.compile returned, or a function that calls it."
         )
     if any(not isinstance(i, int) or i < 0 for i in (argnums if isinstance(argnums, tuple) else (argnums,))):
         raise SpecError(f"Expected argnums of 0 or more, got {argnums!r}. Count arguments after the state.")
@@ -147,7 +148,7 @@ class ValueAndGrad:
             for i, (mine, structure) in flat.items():
                 changed[i] = _as_given(args[i], unflatten(structure, [next(rest) for _ in mine]))
             inner = with_sinks(state, dict(zip(sinks, rest, strict=True)))
-            after, out = self.fn(inner, *changed.values(), **kwargs)
+            after, out = _two(self.fn(inner, *changed.values(), **kwargs))
             ran.append(recorded(inner, after))
             value = check_scalar(out[0] if self.has_aux else out)
             tensors, structure = flatten((after, out), "outputs")
@@ -161,6 +162,16 @@ class ValueAndGrad:
         argnums = tuple(range(len(leaves)))
         found, (_, tensors) = torch.func.grad_and_value(value_of, argnums=argnums, has_aux=True)(*leaves)
         return unflatten(structures[-1], tensors), found, ran[-1]
+
+
+def _two(result: Any) -> tuple[CompilerState, Any]:
+    """Returns what a stateful function gave; raises `SpecError` if it is no state and a value."""
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], CompilerState):
+        raise SpecError(
+            f"Expected a stateful function, (state, *args) -> (state, out), got one that returns a "
+            f"{type(result).__name__}. Return the state too, the one that the calls inside gave."
+        )
+    return result
 
 
 def _differentiable(argument: Any) -> Any:

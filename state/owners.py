@@ -81,19 +81,19 @@ def settle(state: CompilerState, token: int) -> CompilerState:
     return renewed(state, token, settled=True)
 
 
-def set_buffers(state: CompilerState, owner: int, buffers: Mapping[str, torch.Tensor]) -> CompilerState:
+def set_buffers(state: CompilerState, owner: Any, buffers: Mapping[str, torch.Tensor]) -> CompilerState:
     """Returns the state with the owner's buffers replaced as a whole.
 
     Args:
         state: A state that holds the owner.
-        owner: A token.
+        owner: A token, or a compiled function.
         buffers: Name -> tensor. The tensors are kept as they are, not copied.
 
     Raises:
         OwnershipError: The state does not hold the owner.
     """
-    check_owner(state, owner)
-    return replace(state, buffers=state.buffers.set(owner, FrozenDict(buffers)))
+    token = check_owner(state, token_of(owner))
+    return replace(state, buffers=state.buffers.set(token, FrozenDict(buffers)))
 
 
 def token_of(owner: Any) -> Any:

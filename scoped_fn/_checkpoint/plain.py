@@ -64,7 +64,10 @@ def container_document(value: Any, path: str, depth: int, inner: Callable[[Any, 
     if kind in (list, tuple):
         parts = [inner(part, joined(path, index), depth + 1) for index, part in enumerate(value)]
         return parts if kind is list else {"tuple": parts}
-    pairs = [[scalar_document(key, path), inner(part, joined(path, key), depth + 1)] for key, part in value.items()]
+    pairs = [
+        [scalar_document(key, f"{path or 'the top'} as a key"), inner(part, joined(path, key), depth + 1)]
+        for key, part in value.items()
+    ]
     return {"dict" if kind is dict else "ordered_dict": pairs}
 
 

@@ -40,7 +40,8 @@ def _folded(words: Tensor, level: Level) -> Tensor:
     if randomness == "error":
         raise RandomOpError(
             "Expected vmap of a function that draws random numbers to say how, got randomness='error'. "
-            "Pass randomness='same' or 'different', or map over keys."
+            "Pass randomness='same' or 'different', or map over keys. For torch.func.hessian(f), which takes none, "
+            "write jacfwd(jacrev(f), randomness='same')."
         )
     if randomness == "same":
         return words
