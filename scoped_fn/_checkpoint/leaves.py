@@ -159,8 +159,9 @@ def _check_leaf(name: str, leaf: torch.Tensor, tensor: Any) -> None:
         raise SpecError(
             f"Expected {name} to be {_described(leaf)}, got {_described(tensor)}. Use a state of the same program."
         )
-    if tensor.is_meta:
-        raise SpecError(f"Expected {name} with values, got a tensor on the meta device. Load its values first.")
+    if tensor.is_meta or tensor.layout != leaf.layout:
+        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+        raise SpecError(f"Expected {name} with values like those of the state, got a tensor {kind}. Convert it first.")
 
 
 def _described(value: Any) -> str:

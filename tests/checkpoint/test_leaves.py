@@ -154,7 +154,7 @@ def test_a_compiled_function_takes_the_state_that_comes_back() -> None:
 
 def test_leaves_without_values_are_refused() -> None:
     state = sf.init_state()
-    with pytest.raises(sf.SpecError, match="Expected key with values, got a tensor on the meta device"):
+    with pytest.raises(sf.SpecError, match="Expected key with values like .*, got a tensor on the meta device"):
         sf.from_tensors(state, {"key": torch.empty(2, dtype=torch.uint32, device="meta")})
 
 
@@ -162,3 +162,12 @@ def test_a_state_of_another_librarys_arrays_is_refused() -> None:
     state = torch_to_jax(sf.init_state(key=7))
     with pytest.raises(TypeError, match="Expected a state of tensors, got ArrayImpl as key. Convert .*jax_to_torch"):
         sf.to_tensors(state)
+
+
+def test_leaves_of_another_layout_are_refused() -> None:
+    state = sf.set_buffers(*sf.acquire(sf.init_state(), "model"), {"mean": torch.eye(2)})
+    sparse = {**sf.to_tensors(state), "buffers.0.mean": torch.eye(2).to_sparse()}
+    with pytest.raises(
+        sf.SpecError, match="Expected buffers.0.mean with values like .*, got a tensor of layout torch.sp"
+    ):
+        sf.from_tensors(state, sparse)

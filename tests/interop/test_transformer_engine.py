@@ -384,3 +384,15 @@ def test_names_that_cannot_be(names: Any, words: str) -> None:
         fp8_to_transformer_engine(state, 0, names=names)
     with pytest.raises(ValueError, match=words):
         fp8_from_transformer_engine(state, 0, {"m._extra_state": entry(2)}, names=names)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scale_fwd", v) for v in (0.0, -1.0, float("nan"), float("inf"))] + [("amax_history_fwd", -1.0)],
+)
+def test_numbers_that_no_scale_can_be(name: str, value: float) -> None:
+    damaged = entry()
+    damaged[name] = torch.full_like(damaged[name], value)
+    state = held_state()
+    with pytest.raises(sf.CheckpointError, match="Expected scales above 0 and amaxes of 0 or more, got others"):
+        fp8_from_transformer_engine(state, 0, {"fc1._extra_state": damaged, "fc2._extra_state": damaged})
