@@ -17,6 +17,9 @@ from scoped_fn.kernels._xla_math import fused
 ONE = MappingProxyType(  # the bits of 1.0
     {torch.float16: 0x3C00, torch.bfloat16: 0x3F80, torch.float32: 0x3F800000, torch.float64: 0x3FF << 52}
 )
+REAL = MappingProxyType(
+    {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+)
 
 
 def uniform(
@@ -61,7 +64,7 @@ def normal(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype | None = N
         dtype: A floating point or complex dtype; torch's default dtype if None.
     """
     if isinstance(dtype, torch.dtype) and dtype.is_complex:
-        real, imag = (normal(part, shape, dtype.to_real()) for part in keys_of(words_of(key), 2))
+        real, imag = (normal(part, shape, REAL[dtype]) for part in keys_of(words_of(key), 2))
         return torch.complex(real, imag) / 2**0.5
     dtype = _float(dtype)
     least = -1.0 + torch.finfo(dtype).eps / 2

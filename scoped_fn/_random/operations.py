@@ -57,6 +57,8 @@ def randint(key: Tensor, *bounds: Any, **like: Any) -> Tensor:
 def randperm(key: Tensor, n: int, **like: Any) -> Tensor:
     """`torch.randperm`."""
     dtype = like.get("dtype") or torch.int64
+    exact = 2 / torch.finfo(dtype).eps if dtype.is_floating_point else torch.iinfo(dtype).max
+    check(n - 1 <= exact, f"as many numbers as {dtype} tells apart", n)
     return _made(key, lambda k, shape, _: random.permutation(k, n).to(dtype), (), {**like, "dtype": torch.float32})
 
 

@@ -56,7 +56,8 @@ def tables_of(saved: SavedValue | SavedEngine) -> Iterator[Table]:
         yield _table(f"state{_at(path)}", ("", ""), state_rows(state))
     if saved.tensors:
         yield _table("tensors", ("name", "shape", "dtype", "bytes"), map(_tensor, saved.tensors.items()), numbers=1)
-        yield _table("elements by dtype", BY_DTYPE, _by_dtype(_counted(saved)), numbers=2)
+        counted = "elements by dtype" if saved.run is None else "elements of parameters by dtype"
+        yield _table(counted, BY_DTYPE, _by_dtype(_counted(saved)), numbers=2)
     for path, state in saved.states.items():
         for token, held in _different_scales(state).items():
             alone = len(state.fp8) == len(saved.states) == 1
@@ -140,6 +141,7 @@ def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]
     """Returns a table whose last columns are numbers; texts from a file are shown as they are, never as markup."""
     shown = Text(_shown(title), style="table.title")
     table = Table(title=shown, title_justify="left", show_header=any(headings), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.min_width = min(shown.cell_len, 80)  # else the title of a narrow table is broken
     table.show_edge = table.pad_edge = False  # room for the names of sites in a terminal's 80 columns
     for index, heading in enumerate(headings):
         side: JustifyMethod = "right" if index >= len(headings) - numbers else "left"

@@ -45,6 +45,7 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
 NEAR: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda key: sf.random.normal(key, (50,)),
     "normal float64": lambda key: sf.random.normal(key, (50,), torch.float64),
+    "normal complex": lambda key: torch.view_as_real(sf.random.normal(key, (50,), torch.complex64)),
     "exponential": lambda key: sf.random.exponential(key, (50,)),
     "gumbel": lambda key: sf.random.gumbel(key, (50,)),
     "cauchy": lambda key: sf.random.cauchy(key, (50,)),

@@ -130,6 +130,10 @@ NO_ARGUMENTS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda x: x + torch.randint(0, 2**40, (4,), dtype=torch.int32),
         r"bounds within torch.int32, got \(0, 1",
     ),
+    "randperm": (
+        lambda x: x.sum() + torch.randperm(300, dtype=torch.uint8),
+        "as many numbers as torch.uint8 tells .*, got 300",
+    ),
     "randint_like": (lambda x: torch.randint_like(x, 3, 3), r"a bound above the least number, got \(3, 3\)"),
 }
 
