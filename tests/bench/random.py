@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-
-# Before JAX starts: as many threads as torch has, one.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 import torch
@@ -26,9 +25,28 @@ def rows() -> list[Row]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [*_floats(), *_steps()]
+        with _one_core():
+            floats = _floats()
+        return [*floats, *_steps()]
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """Keeps every thread of the process on one core: no flag keeps JAX from drawing on all of them."""
+    cores = os.sched_getaffinity(0)
+    jax.block_until_ready(jax.random.uniform(jax.random.key(0)))  # JAX's threads are there from now on
+
+    def run_on(cores: set[int]) -> None:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+    run_on({min(cores)})
+    try:
+        yield
+    finally:
+        run_on(cores)
 
 
 def _floats() -> list[Row]:
