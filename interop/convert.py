@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from scoped_fn.interop.arrays import array_to_tensor, tensor_to_array, x64_enabled
-from scoped_fn.interop.pytrees import flatten, places_in_states, tree_map_arrays, unflatten
+from scoped_fn.interop.pytrees import counters_widened, flatten, tree_map_arrays, unflatten
 from scoped_fn.interop.register import register_jax
 
 
@@ -65,11 +65,7 @@ def jax_to_torch(tree: Any) -> Any:
     """
     arrays, structure = flatten(tree, is_array)
     tensors = [array_to_tensor(array) for array in arrays]
-    # While x64 is off, JAX holds torch's counters, which are int64 buffers, as int32.
-    for place in () if x64_enabled() else places_in_states(structure, len(tensors), every=False):
-        if tensors[place].dtype == torch.int32:
-            tensors[place] = tensors[place].long()
-    return unflatten(structure, tensors)
+    return unflatten(structure, tensors if x64_enabled() else counters_widened(structure, tensors))
 
 
 def is_tensor(leaf: Any) -> bool:

@@ -47,7 +47,7 @@ class JaxCall:
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns what was made for the key, the same at every call."""
         if key not in self.derived:
-            self.derived[key] = make()
+            self.derived.setdefault(key, make())  # another thread may have been faster
         return self.derived[key]
 
 

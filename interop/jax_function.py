@@ -45,9 +45,10 @@ def to_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         TypeError: `fn` is no function, or compiled with `rng="torch"`. At the call: an argument is a tensor, a module,
             a container that nobody knows, or a static value without a hash; with x64 off, an argument or result is
-            float64 or complex128; `fn` draws from torch's generator, or is a module that changes its buffers.
-        jax.errors.JaxRuntimeError: At the call: `fn` failed, or its results differ in shape, dtype or structure from
-            when it was traced. The text holds the error.
+            float64 or complex128; `fn` draws from torch's generator, or is a module that changes its buffers as it is
+            tried (of modules that it closes over nobody knows).
+        jax.errors.JaxRuntimeError: At the call, as a ValueError outside of `jax.jit`: `fn` failed, or its results
+            differ in shape, dtype or structure from when it was traced. The text holds the error.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -83,7 +84,7 @@ class JaxFunction:
         arrays = [_as_array(array) for array in arrays]
         key = (structure, tuple((array.shape, str(array.dtype)) for array in arrays), narrow_name("int64"))
         if key not in self._calls:
-            self._calls[key] = traced(self._fn, structure, _specs_of(arrays, structure))
+            self._calls.setdefault(key, traced(self._fn, structure, _specs_of(arrays, structure)))
         call, out_structure = self._calls[key]
         return unflatten(out_structure, bind(self._kind, call, arrays))
 
@@ -111,7 +112,7 @@ def traced(fn: Callable[..., Any], structure: Structure, specs: list[Spec]) -> t
     fixed = places_in_states(expected, len(results), every=True)
     made = tuple(Spec(shape, dtype, narrow_name(dtype), i in fixed) for i, (shape, dtype) in enumerate(outputs))
     # What is compiled is refused if it writes into an argument, so it may see memory that is not its own.
-    records = any(state.fp8 for state in states_of(structure, len(specs)))
+    records = any(state.fp8 for state in states_of(structure, range(len(specs))))
     return TorchCall(run, tuple(specs), made, owned=_compiled(fn) is None, records=records), expected
 
 
@@ -146,9 +147,12 @@ def _own_buffers_kept(fn: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        changed = [name for name, buffer in held.items() if not _same_bytes(buffer.detach(), before[name])]
+        now = dict(module.named_buffers()) if held else {}
+        changed = [name for name, own in held.items() if now.get(name) is not own or not _same(own, before[name])]
         for name in changed:
+            path, _, leaf = name.rpartition(".")
             held[name].detach().copy_(before[name])
+            setattr(module.get_submodule(path), leaf, held[name])
     if changed:
         raise TypeError(
             f"Expected a function that changes nothing, got the module {type(module).__name__}, which changes its "
@@ -156,8 +160,14 @@ def _own_buffers_kept(fn: Any) -> Iterator[None]:
         )
 
 
-def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two buffers have the same numbers; of kinds that cannot be compared it is believed."""
+    try:
+        if one.is_quantized or one.layout != torch.strided or one.is_meta:
+            return True
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    except (RuntimeError, NotImplementedError):
+        return True
 
 
 def _compiled(fn: Any) -> Any:

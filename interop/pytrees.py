@@ -82,14 +82,23 @@ def flatten(tree: Any, is_array: Callable[[Any], bool], *, sort_keys: bool = Fal
 
 def in_key_order(tree: Any) -> Any:
     """Returns a tree whose dicts have their keys sorted, as JAX has them: calls that are alike see them alike."""
-    if tree is None or isinstance(tree, CompilerState) or optree.tree_is_leaf(tree, namespace=NAMESPACE):
+    kind = type(tree)
+    if kind in (list, tuple):
+        return kind([in_key_order(child) for child in tree])
+    if kind is dict and all(type(key) is str for key in tree):
+        return {key: in_key_order(tree[key]) for key in sorted(tree)}
+    if (
+        tree is None
+        or isinstance(tree, (torch.Tensor, CompilerState))
+        or optree.tree_is_leaf(tree, namespace=NAMESPACE)
+    ):
         return tree
     children, static, keys, build = optree.tree_flatten_one_level(tree, namespace=NAMESPACE)
     children = [in_key_order(child) for child in children]
-    if type(tree) not in (dict, defaultdict):
+    if kind not in (dict, defaultdict):
         return build(static, children)
     ordered = dict(zip(keys, children, strict=True))
-    return ordered if type(tree) is dict else defaultdict(tree.default_factory, ordered)
+    return ordered if kind is dict else defaultdict(tree.default_factory, ordered)
 
 
 def unflatten(structure: Structure, arrays: Sequence[Any]) -> Any:
@@ -103,11 +112,25 @@ def tree_map_arrays(function: Callable[[Any], Any], tree: Any, is_array: Callabl
     return unflatten(structure, [function(array) for array in arrays])
 
 
-def states_of(structure: Structure, count: int) -> list[Any]:
-    """Returns the states of a structured value, with the places of their tensors as leaves."""
-    places = unflatten(structure, range(count))
-    nodes = optree.tree_leaves(places, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)
+def states_of(structure: Structure, leaves: Sequence[Any]) -> list[Any]:
+    """Returns the states of a structured value with these leaves."""
+    tree = unflatten(structure, leaves)
+    nodes = optree.tree_leaves(tree, is_leaf=lambda node: isinstance(node, CompilerState), namespace=NAMESPACE)
     return [node for node in nodes if isinstance(node, CompilerState)]
+
+
+def counters_widened(structure: Structure, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the tensors with int64 in place of int32 where they are buffers of a state, as torch counts in.
+
+    Args:
+        structure: What they are the leaves of.
+        tensors: Different objects.
+    """
+    if all(tensor.dtype != torch.int32 for tensor in tensors):
+        return tensors
+    buffers = [named.values() for state in states_of(structure, tensors) for named in state.buffers.values()]
+    narrow = {id(buffer) for named in buffers for buffer in named if buffer.dtype == torch.int32}
+    return [tensor.long() if id(tensor) in narrow else tensor for tensor in tensors]
 
 
 def places_in_states(structure: Structure, count: int, *, every: bool) -> set[int]:
@@ -115,7 +138,7 @@ def places_in_states(structure: Structure, count: int, *, every: bool) -> set[in
 
     With x64 off JAX holds torch's counters, which are int64 buffers, as int32.
     """
-    states: list[Any] = states_of(structure, count)
+    states = states_of(structure, range(count))
     if every:
         return {place for state in states for place in optree.tree_leaves(state, namespace=NAMESPACE)}
     return {place for state in states for named in state.buffers.values() for place in named.values()}

@@ -94,7 +94,7 @@ class TorchCall:
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns what was made for the key, the same at every call: JAX compares functions by identity."""
         if key not in self.derived:
-            self.derived[key] = make()
+            self.derived.setdefault(key, make())  # another thread may have been faster
         return self.derived[key]
 
 

@@ -78,7 +78,7 @@ class TorchFunction:
         specs = tuple(map(_spec_of, tensors))
         key = (structure, specs, x64_enabled())
         if key not in self._calls:
-            self._calls[key] = traced(self._f, structure, specs, self._operator)
+            self._calls.setdefault(key, traced(self._f, structure, specs, self._operator))
         call, out_structure = self._calls[key]
         return unflatten(out_structure, apply(call, tensors))
 

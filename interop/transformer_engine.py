@@ -77,7 +77,7 @@ def fp8_from_transformer_engine(
             raise refusal(f"matmul {matmul} of {module!r}", f"{len(tensors['scale_bwd']) // 2} matmuls", advice)
         scale[column] = tensors[f"scale_{direction}"][theirs]
         history[:, column] = _of_length(tensors[f"amax_history_{direction}"][:, theirs], len(history))
-    if not bool(((scale > 0) & scale.isfinite()).all()) or bool((history < 0).any()):
+    if not bool(((scale > 0) & scale.isfinite()).all()) or not bool((history >= 0).all()):
         raise refusal("scales above 0 and amaxes of 0 or more", "others", "The extra state is damaged: use another.")
     new = replace(held, scale=scale, amax_history=history)
     shared = {token: new if each is held else each for token, each in state.fp8.items()}

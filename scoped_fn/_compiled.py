@@ -14,6 +14,7 @@ from scoped_fn._call import Call, in_scope
 from scoped_fn._errors import SpecError
 from scoped_fn._graph import Graph
 from scoped_fn._inline import inlined
+from scoped_fn._own_code import own_code_draws
 from scoped_fn._plan import Plan
 from scoped_fn._runtime import CacheInfo, Memo, Variant
 from scoped_fn._schedule import Schedule
@@ -156,6 +157,11 @@ class CompiledFn:
         call.below_vmap = in_vmap()
         with at_level(None):
             return self._run(self._plain_variant(call), call)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def draws_in_own_code(self, args: Any, kwargs: Any) -> bool:
+        """Returns whether the model's own code may draw in a call of this kind; Dynamo asks it while it traces."""
+        return own_code_draws(self.captured.source, self._memo.inlines, args, kwargs)
 
     def is_transformed(self, call: Call) -> bool:
         """Returns whether a transform acts on a call, or may, or records it."""

@@ -30,7 +30,7 @@ class ElementaryAttention(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_higher_order(function):
-            return _higher_order(function, args, kwargs or {})
+            return _higher_order(self, function, args, kwargs or {})
         return self.definition(function)(*args, **(kwargs or {}))
 
     def definition(self, function: Any) -> Callable[..., Any]:
@@ -164,7 +164,7 @@ def _instance_norm(
     return instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
-def _higher_order(function: Any, args: Any, kwargs: Any) -> Any:
+def _higher_order(mode: ElementaryAttention, function: Any, args: Any, kwargs: Any) -> Any:
     """Runs `torch.cond` or a loop; where torch has no rule of a choice for a transform, the branch itself runs."""
     name, choice = function.name(), function is torch.ops.higher_order.cond
     missing = "forward-mode" if forward_mode_active() and name in WITHOUT_TANGENTS else None
@@ -177,7 +177,8 @@ def _higher_order(function: Any, args: Any, kwargs: Any) -> Any:
                 raise
     if choice:
         chosen, if_true, if_false, operands = args
-        return (if_true if bool(chosen) else if_false)(*operands)
+        with mode:  # torch has left it, and what is in the branch needs it
+            return (if_true if bool(chosen) else if_false)(*operands)
     raise NotDerivableError(f"torch has no {missing} rule of {name}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,25 @@ from scoped_fn.state import CompilerState, FrozenDict, OwnershipError, active_sc
 
 if TYPE_CHECKING:
     from scoped_fn._compiled import CompiledFn
+
+TENSOR, OBJECT = "\0tensor", "\0object"
+
+
+def _marked(value: Any) -> Any:
+    """Returns arguments as plain data, with `TENSOR` in place of tensors; Dynamo reads this code too."""
+    if isinstance(value, torch.Tensor):
+        return TENSOR
+    if is_dataclass(value):
+        return OBJECT, type(value), {field.name: _marked(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return OBJECT, type(value), {name: _marked(getattr(value, name)) for name in value._fields}
+    if isinstance(value, tuple):
+        return tuple(_marked(part) for part in value)
+    if isinstance(value, list):
+        return [_marked(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _marked(part) for name, part in value.items()}
+    return value
 
 
 def inlined(
@@ -37,7 +56,14 @@ def inlined(
             f"Expected a state that holds {source.name}, owner {fn.owner}, got owners {list(state.owners)}. "
             "Pass the state that compile returned, or a later one."
         )
-    by_graph = active_scope(state) is not None or fn.captured.rng == "key"
+    by_graph = active_scope(state) is not None or len(fn._memo.keyed) > 0
+    if not by_graph and fn.captured.rng == "key":
+        inputs = args[1:] if source.is_module else args
+        if fn.draws_in_own_code(_marked(inputs), _marked(kwargs)):
+            raise SpecError(
+                f"Expected {source.name} to have been compiled for inputs like these before another function that is "
+                "traced calls it, got a new kind of call, which may draw random numbers. Call it once outside."
+            )
     if not source.is_module:
         found = inlined_graph(fn, state, [], args, kwargs) if by_graph else None
         return (state, source.call(*args, **kwargs)) if found is None else found

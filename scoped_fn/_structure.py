@@ -110,7 +110,7 @@ def _unflatten(structure: Structure, tensors: Iterator[Any]) -> Any:
         elif isinstance(leaf, Static):
             values.append(leaf.value)
         else:
-            values.append(_build(leaf[0], _unflatten(leaf[1], tensors)))
+            values.append(build_dataclass(leaf[0], _unflatten(leaf[1], tensors)))
     return pytree.tree_unflatten(values, structure.spec)
 
 
@@ -134,7 +134,7 @@ def _fields(instance: Any) -> dict[str, Any]:
     return {**declared, **getattr(instance, "__dict__", {})}
 
 
-def _build(kind: type, values: dict[str, Any]) -> Any:
+def build_dataclass(kind: type, values: dict[str, Any]) -> Any:
     """Builds a dataclass from its fields without running its `__init__`, which may check or change them."""
     made: Any = object.__new__(kind)
     for name, value in values.items():

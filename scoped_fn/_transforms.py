@@ -57,7 +57,7 @@ def value_and_grad(
         >>> value, grad
         (tensor(7.), tensor([3., 4.]))
     """
-    if not callable(fn) or isinstance(fn, torch.nn.Module):
+    if not callable(fn):
         raise SpecError(
             f"Expected a stateful function, (state, *args) -> (state, out), got a {type(fn).__name__}. "
             "Pass what sf.compile returned, or a function that calls it."
@@ -166,12 +166,12 @@ class ValueAndGrad:
 
 def _two(result: Any) -> tuple[CompilerState, Any]:
     """Returns what a stateful function gave; raises `SpecError` if it is no state and a value."""
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], CompilerState):
+    if not isinstance(result, (tuple, list)) or len(result) != 2 or not isinstance(result[0], CompilerState):
         raise SpecError(
             f"Expected a stateful function, (state, *args) -> (state, out), got one that returns a "
             f"{type(result).__name__}. Return the state too, the one that the calls inside gave."
         )
-    return result
+    return result[0], result[1]
 
 
 def _differentiable(argument: Any) -> Any:

@@ -26,4 +26,8 @@ def is_whole(tensor: torch.Tensor) -> bool:
     if not tensor.numel():
         return True
     last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    memory = tensor.untyped_storage()
+    try:
+        return memory.data_ptr() != 0 and (last + 1) * tensor.element_size() <= memory.nbytes()
+    except RuntimeError:  # zeros that torch keeps no memory for
+        return False

@@ -88,16 +88,13 @@ def inlined_graph(
         kwargs: Those by name.
 
     Raises:
-        SpecError: The function was not compiled for such a call before; in here it cannot be, and as its own code it
-            might draw from torch's generators.
+        SpecError: The function was not compiled for such a call before; in here it cannot be.
     """
     scope = active_scope(state)
     key = scope_key(scope, ()) if scope else None
     leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in sorted(kwargs)}))
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     alike = [inline.captured.keyed for inline in fn._memo.inlines if inline.is_alike(leaves, spec)]
-    if scope is None and len(fn._memo.keyed) == 0 and (alike or fn._memo.inlines[0].others is None):
-        return None
     found = [
         inline
         for inline in fn._memo.inlines

@@ -13,7 +13,7 @@ from scoped_fn._errors import SpecError
 from scoped_fn._random import floats
 from scoped_fn._random.continuous import gumbel, uniform
 from scoped_fn._random.integers import integers
-from scoped_fn._random.words import bits_of, keys_of, shape_of, words_of
+from scoped_fn._random.words import bits_of, index_of, keys_of, shape_of, words_of
 from scoped_fn.kernels import random_keep
 from scoped_fn.kernels._xla_math import single
 
@@ -51,12 +51,13 @@ def randint(key: Tensor, shape: Sequence[int], minval: int, maxval: int, dtype: 
     """
     if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         raise SpecError(f"Expected an integer dtype for randint, got {dtype!r}. Draw int64 numbers and convert them.")
-    if not all(isinstance(bound, (int, torch.SymInt)) for bound in (minval, maxval)):
+    least_number, bound = index_of(minval), index_of(maxval)
+    if least_number is None or bound is None:
         raise SpecError(
             f"Expected integers as bounds, got {minval!r} and {maxval!r}. Write randint(key, shape, 0, 10)."
         )
     least, greatest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    low, high = min(max(minval, least), greatest), min(max(maxval, least), greatest + 1)
+    low, high = min(max(least_number, least), greatest), min(max(bound, least), greatest + 1)
     return integers(words_of(key), shape_of(shape), low, high, dtype)
 
 
@@ -148,11 +149,13 @@ def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns floating point numbers of 1 or more as integers, the largest one where they are larger."""
     largest = torch.iinfo(dtype).max
     fits = values < float(largest)
+    if dtype == torch.uint64:  # in which torch computes little; no number of float64 lies between the two limits
+        return _saturated(values, torch.int64).view(torch.uint64)
     return torch.where(fits, values, 1.0).to(dtype).masked_fill(~fits, largest)
 
 
 def _check_chance(p: Any) -> None:
-    if not isinstance(p, (int, float, torch.SymFloat, Tensor)):
+    if not hasattr(p, "__float__"):  # as tensors and NumPy's numbers have
         raise SpecError(
             f"Expected a probability as a number or a tensor, got a {type(p).__name__}. Pass p, then the shape."
         )

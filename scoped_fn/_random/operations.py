@@ -150,8 +150,11 @@ FILLS: Final[Mapping[str, Callable[..., Tensor]]] = MappingProxyType(
 def _integers(key: Tensor, shape: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
     check(low < high, "a bound above the least number", (low, high))
     drawn = torch.int64 if dtype.is_floating_point or dtype == torch.bool else dtype
-    limits = torch.iinfo(drawn)
-    check(limits.min <= low and high <= limits.max + 1, f"bounds within {drawn}", (low, high))
+    if dtype.is_floating_point:
+        least, most = -torch.finfo(dtype).max, torch.finfo(dtype).max
+    else:
+        least, most = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    check(least <= low and high - 1 <= most, f"bounds within {dtype}", (low, high))
     return random.randint(key, shape, low, high, drawn).to(dtype)
 
 

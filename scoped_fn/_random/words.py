@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
@@ -41,9 +42,22 @@ def shape_of(shape: Any) -> tuple[int, ...]:
         SpecError: It is something else, or a size is negative.
     """
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
-    if not all(isinstance(size, (int, torch.SymInt)) for size in sizes) or any(size < 0 for size in sizes):
+    whole = [index_of(size) for size in sizes]
+    if any(size is None or isinstance(size, bool) or size < 0 for size in whole):
         raise SpecError(f"Expected a shape of integers of 0 or more, got {shape!r}. Pass a tuple such as (2, 3).")
-    return tuple(sizes)
+    return tuple(whole)  # type: ignore[arg-type]
+
+
+def index_of(value: Any) -> int | None:
+    """Returns an integer, also one of NumPy; None for what is none."""
+    if isinstance(value, (int, torch.SymInt)):
+        return value  # type: ignore[return-value]
+    if isinstance(value, Tensor) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several
+        return None
 
 
 def keys_of(words: Tensor, count: int) -> Tensor:

@@ -173,6 +173,16 @@ def test_a_file_that_is_replaced_passes_on_its_mode(mode: int, tmp_path: Path) -
     assert exact(sf.load(tmp_path / "run")) == exact(NEW)
 
 
+def test_where_no_modes_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    sf.save(OLD, tmp_path / "run")
+    monkeypatch.setattr(os, "chmod", refuse)
+    sf.save(NEW, tmp_path / "run")
+    assert exact(sf.load(tmp_path / "run")) == exact(NEW)
+
+
 def test_a_value_that_cannot_be_saved_leaves_the_file(tmp_path: Path) -> None:
     sf.save(OLD, tmp_path / "run")
     with pytest.raises(sf.CheckpointError):

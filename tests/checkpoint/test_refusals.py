@@ -88,6 +88,8 @@ def test_memory_that_was_freed_or_cut(left: int, tmp_path: Path) -> None:
     else:
         refused([view], tmp_path, "one whose memory was freed")
     sf.save(made[:0], tmp_path / "run")
+    (tmp_path / "run").unlink()
+    refused([torch._efficientzerotensor(3)], tmp_path, "one whose memory was freed")
 
 
 def test_what_contains_itself(tmp_path: Path) -> None:

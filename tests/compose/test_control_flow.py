@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import scoped_fn as sf
+from scoped_fn._elementary import attention, layer_norm
 from tests.compose.quiet import QUIET
 from tests.helpers import assert_same
 
@@ -67,6 +69,52 @@ def test_a_choice_has_the_derivatives_of_its_branch(name: str) -> None:
         else:
             expected = DERIVATIVES[name](eager, x)
         assert_same(found, expected)
+
+
+def nested(x: Tensor) -> Tensor:
+    inner = lambda x: torch.cond(x[0] > 0, torch.cos, torch.exp, (x,))  # noqa: E731
+    return torch.cond(x.sum() > 0, inner, cube, (x,))
+
+
+def nested_eager(x: Tensor) -> Tensor:
+    return (x.cos() if x[0] > 0 else x.exp()) if x.sum() > 0 else cube(x)
+
+
+def normalized(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: F.layer_norm(x, (4,)), cube, (x,))
+
+
+def normalized_eager(x: Tensor) -> Tensor:
+    return layer_norm(x, (4,)) if x.sum() > 0 else cube(x)
+
+
+def attending(x: Tensor) -> Tensor:
+    def attend(x: Tensor) -> Tensor:
+        rows = x.reshape(1, 2, 2)
+        return F.scaled_dot_product_attention(rows, rows, rows).reshape(4)
+
+    return torch.cond(x.sum() > 0, attend, cube, (x,))
+
+
+def attending_eager(x: Tensor) -> Tensor:
+    rows = x.reshape(1, 2, 2)
+    return attention(rows, rows, rows).reshape(4) if x.sum() > 0 else cube(x)
+
+
+BRANCHES = {
+    "a choice": (nested, nested_eager, ["jvp", "dual numbers", "jacfwd", "reverse over reverse"]),
+    "a norm": (normalized, normalized_eager, ["jvp", "dual numbers", "forward over forward", "reverse over forward"]),
+    "attention": (attending, attending_eager, ["jvp", "dual numbers", "forward over forward"]),
+}
+
+
+@pytest.mark.parametrize(("branch", "use"), [(name, use) for name, (_, _, uses) in BRANCHES.items() for use in uses])
+def test_what_is_in_a_branch_is_differentiated_as_outside(branch: str, use: str) -> None:
+    model, expected, _ = BRANCHES[branch]
+    state, fn = sf.compile(sf.init_state(), model, (X,), backend="eager")
+    for x in (X, X.roll(1), -X):
+        found = DERIVATIVES[use](lambda x: fn(state, x)[1], x)
+        assert_same(found, DERIVATIVES[use](expected, x), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("before", [None, "reverse over reverse"], ids=str)

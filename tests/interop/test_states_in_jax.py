@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.utils._pytree as torch_pytree
 from jax import lax
 from torch import nn
 
@@ -164,3 +165,49 @@ def test_a_module_is_no_tree() -> None:
     for call in (torch_to_jax, lambda module: to_jax(lambda m, x: m(x))(module, jnp.ones((1, 2)))):
         with pytest.raises(TypeError, match=r"got the module Linear, whose tensors would be overlooked. Pass dict"):
             call(torch.nn.Linear(2, 2))
+
+
+class Counting(nn.Module):
+    """Assigns its buffer anew, and has others that compare in their own ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, buffer in {
+            "count": torch.zeros(()),
+            "nan": torch.tensor([float("nan"), 1.0]),
+            "sparse": torch.eye(2).to_sparse(),
+            "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
+            "expanded": torch.ones(1).expand(3),
+            "fp8": torch.ones(2).to(torch.float8_e4m3fn),
+        }.items():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count = self.count + 1
+        return x * 2
+
+
+def test_a_buffer_that_is_assigned_anew_is_a_change_and_strange_ones_are_none() -> None:
+    module, x = Counting(), jnp.ones(2)
+    with pytest.raises(TypeError, match=r"got the module Counting, which changes its buffers \(count\)"):
+        to_jax(module)(x)
+    assert module.count == 0
+    assert to_jax(module.eval())(x).tolist() == [2.0, 2.0]
+
+
+class LooksAtItsParts:
+    """A node that asks its child for its shape when it is built."""
+
+    def __init__(self, weight: Any) -> None:
+        self.weight, self.size = weight, weight.shape[0]
+
+
+torch_pytree.register_pytree_node(
+    LooksAtItsParts, lambda node: ([node.weight], None), lambda parts, _: LooksAtItsParts(*parts)
+)
+
+
+def test_a_node_that_looks_at_its_parts_crosses() -> None:
+    assert jax_to_torch(LooksAtItsParts(jnp.ones((2, 3)))).size == 2
+    assert jax_to_torch([LooksAtItsParts(jnp.ones((2, 3), jnp.int32))])[0].weight.dtype == torch.int32

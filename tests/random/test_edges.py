@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -124,6 +125,50 @@ def test_another_kind_of_call_of_a_function_that_draws_is_refused_inside_a_trace
     unknown = torch.compile(lambda s, x: fn(s, x, True, 2.0)[1], backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="got a new kind of call"):
         unknown(state, X)
+
+
+@dataclass
+class Arguments:
+    x: Tensor
+    train: bool
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    train: bool
+
+
+@pytest.mark.parametrize("kind", [Arguments, Pair])
+def test_so_it_is_with_structured_inputs(kind: Any) -> None:
+    state, fn = compiled(lambda a: F.dropout(a.x, 0.5, a.train), (kind(X, False),))
+    outer = torch.compile(lambda s, x: fn(s, kind(x, True)), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="got a new kind of call"):
+        outer(state, X)
+    quiet = torch.compile(lambda s, x: fn(s, kind(x, False))[1], backend="eager", fullgraph=True)
+    assert_same(quiet(state, X), X)
+
+
+def test_a_function_without_draws_takes_any_kind_of_call_inside_a_trace() -> None:
+    state, fn = compiled(lambda x, scale: x * scale, (X, 1.0))
+    total = torch.compile(lambda s, x: sum(fn(s, x, float(i))[1] for i in range(3)), backend="eager", fullgraph=True)
+    assert_same(total(state, X), 3 * X)
+    named = torch.compile(lambda s, x: fn(s, scale=2.0, x=x)[1], backend="eager", fullgraph=True)
+    assert_same(named(state, X), 2 * X)
+
+
+def test_calls_elsewhere_do_not_compile_an_outer_function_anew() -> None:
+    compiles: list[int] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        compiles.append(1)
+        return gm
+
+    state, fn = compiled(torch.sin, (X,))
+    outer = torch.compile(lambda s, x: fn(s, x)[1], backend=backend, fullgraph=True)
+    for size in range(2, 6):
+        assert_same(outer(state, X), X.sin())
+        fn(state, torch.ones(size))
+    assert len(compiles) == 1
 
 
 @pytest.mark.parametrize("capture", ["dynamo", "trace"])

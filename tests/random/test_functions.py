@@ -142,7 +142,7 @@ def test_a_permuted_tensor(key: torch.Tensor, rank: int, sizes: list[int]) -> No
         assert_bits(sf.random.permutation(key, x, dim), drawn("permutation", key, x, dim))
 
 
-COUNTS = [torch.int64, torch.int32, torch.int8, torch.uint8]
+COUNTS = [torch.int64, torch.int32, torch.int8, torch.uint8, torch.uint64]
 
 
 @pytest.mark.parametrize("dtype", COUNTS, ids=str)

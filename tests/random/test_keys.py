@@ -156,6 +156,8 @@ BAD: dict[str, Any] = {
     "categorical along 1": lambda: sf.random.categorical(KEY, torch.zeros(3), 1),
     "categorical of another shape": lambda: sf.random.categorical(KEY, torch.zeros(2, 3), shape=(5,)),
     "a shape of floats": lambda: sf.random.normal(KEY, (2.5,)),  # type: ignore[arg-type]
+    "a shape of truth": lambda: sf.random.uniform(KEY, (True,)),
+    "a shape of an array": lambda: sf.random.uniform(KEY, np.array([2, 3])),  # type: ignore[arg-type]
     "a shape that is none": lambda: sf.random.uniform(KEY, "ab"),
     "a dtype of NumPy": lambda: sf.random.normal(KEY, (2,), np.float32),  # type: ignore[arg-type]
     "the name of a dtype": lambda: sf.random.uniform(KEY, (2,), "float32"),  # type: ignore[arg-type]
@@ -180,6 +182,12 @@ BAD: dict[str, Any] = {
 def test_a_shape_may_be_one_size() -> None:
     for draw in (sf.random.normal, sf.random.uniform, sf.random.bits):
         assert torch.equal(draw(KEY, 3), draw(KEY, (3,)))  # type: ignore[operator]
+        assert torch.equal(draw(KEY, (np.int64(3),)), draw(KEY, (3,)))  # type: ignore[operator]
+    assert torch.equal(
+        sf.random.randint(KEY, (9,), np.int64(2), np.int32(7)),  # type: ignore[arg-type]
+        sf.random.randint(KEY, (9,), 2, 7),
+    )
+    assert torch.equal(sf.random.bernoulli(KEY, np.float32(0.5), (9,)), sf.random.bernoulli(KEY, 0.5, (9,)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("call", BAD.values(), ids=BAD)

@@ -134,6 +134,14 @@ NO_ARGUMENTS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda x: x.sum() + torch.randperm(300, dtype=torch.uint8),
         "as many numbers as torch.uint8 tells .*, got 300",
     ),
+    "randint bool": (
+        lambda x: x * torch.randint(0, 5, (4,), dtype=torch.bool),
+        r"bounds within torch.bool, got \(0, 5",
+    ),
+    "randint float16": (
+        lambda x: x * torch.randint(0, 2**20, (4,), dtype=torch.float16),
+        r"bounds within torch.float16, got \(0, 1",
+    ),
     "randint_like": (lambda x: torch.randint_like(x, 3, 3), r"a bound above the least number, got \(3, 3\)"),
 }
 
