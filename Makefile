@@ -68,6 +68,7 @@ clean:
 	$(INSTALL) '.[test]'
 	@touch $@
 
+# With jax: mypy reads what interop imports.
 .venv/.installed-lint: .venv/.created $(SOURCES)
-	$(INSTALL) '.[lint]'
+	$(INSTALL) '.[lint,jax]'
 	@touch $@
