@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scoped_fn.interop.jax_operator import JaxOperator
-from scoped_fn.interop.torch_call import Mask, Spec, batched_spec, chosen
+from scoped_fn.interop.torch_call import Derivable, Mask, Spec, batched_spec, chosen
 
 Arrays = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class JaxCall:
+class JaxCall(Derivable):
     """A JAX function of flat arrays; compares by identity.
 
     Attributes:
@@ -43,12 +43,6 @@ class JaxCall:
     def batched(self, dims: tuple[int | None, ...], size: int) -> JaxCall:
         """Returns the function of inputs with a batch dimension; outputs have it in front."""
         return self.kept(("batched", dims, size), lambda: _batched(self, dims, size))  # type: ignore[no-any-return]
-
-    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns what was made for the key, the same at every call."""
-        if key not in self.derived:
-            self.derived.setdefault(key, make())  # another thread may have been faster
-        return self.derived[key]
 
 
 def _tangent(call: JaxCall, wanted: Mask, used: Mask) -> JaxCall:

@@ -8,20 +8,14 @@ from typing import Any
 
 import torch
 
-from scoped_fn.interop.arrays import key_words, narrow_name, narrowed, unmasked
+from scoped_fn.interop.arrays import key_words, narrow_name, narrowed, unmasked, x64_enabled
 from scoped_fn.interop.convert import is_array, is_tensor
 from scoped_fn.interop.dtypes import name_of
 from scoped_fn.interop.jax_primitive import bind, tangent_class
-from scoped_fn.interop.pytrees import (
-    Structure,
-    check_static,
-    flatten,
-    places_in_states,
-    states_of,
-    unflatten,
-)
+from scoped_fn.interop.pytrees import Structure, check_static, flatten, places_in_states, states_of, unflatten
 from scoped_fn.interop.register import register_jax
 from scoped_fn.interop.torch_call import Spec, Tensors, TorchCall
+from scoped_fn.state import tree_equal
 
 
 def to_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +76,7 @@ class JaxFunction:
         arrays, structure = flatten((args, kwargs), is_array, sort_keys=True)
         check_static(structure, is_tensor, "JAX arrays, got a torch.Tensor", "torch_to_jax")
         arrays = [_as_array(array) for array in arrays]
-        key = (structure, tuple((array.shape, str(array.dtype)) for array in arrays), narrow_name("int64"))
+        key = (structure, tuple((array.shape, str(array.dtype)) for array in arrays), x64_enabled())
         if key not in self._calls:
             self._calls.setdefault(key, traced(self._fn, structure, _specs_of(arrays, structure)))
         call, out_structure = self._calls[key]
@@ -165,7 +159,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     try:
         if one.is_quantized or one.layout != torch.strided or one.is_meta:
             return True
-        return bool(((one == other) | ((one != one) & (other != other))).all())
+        return tree_equal(one, other)
     except (RuntimeError, NotImplementedError):
         return True
 
@@ -198,7 +192,7 @@ def _as_array(array: Any) -> Any:
 def _specs_of(arrays: list[Any], structure: Structure) -> list[Spec]:
     names = [name_of(array.dtype) for array in arrays]
     count = len(arrays)
-    wide = set() if narrow_name("int64") == "int64" else places_in_states(structure, count, every=False)
+    wide = set() if x64_enabled() else places_in_states(structure, count, every=False)
     fixed = places_in_states(structure, count, every=True)
     return [
         Spec(tuple(array.shape), "int64" if name == "int32" and i in wide else name, name, i in fixed)

@@ -52,8 +52,24 @@ class Spec:
         return torch.ones(self.shape).to(dtype)
 
 
+class Derivable:
+    """What functions are derived from, and keeps them.
+
+    Attributes:
+        derived: What was derived from it so far.
+    """
+
+    derived: dict[Hashable, Any]
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what was made for the key, the same at every call: JAX compares functions by identity."""
+        if key not in self.derived:
+            self.derived.setdefault(key, make())  # another thread may have been faster
+        return self.derived[key]
+
+
 @dataclass(frozen=True, eq=False)
-class TorchCall:
+class TorchCall(Derivable):
     """A pure function of flat tensors; compares by identity.
 
     Attributes:
@@ -90,12 +106,6 @@ class TorchCall:
     def batched(self, dims: tuple[int | None, ...], size: int) -> TorchCall:
         """Returns the function of inputs with a batch dimension; outputs have it in front."""
         return self.kept(("batched", dims, size), lambda: _batched(self, dims, size))  # type: ignore[no-any-return]
-
-    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns what was made for the key, the same at every call: JAX compares functions by identity."""
-        if key not in self.derived:
-            self.derived.setdefault(key, make())  # another thread may have been faster
-        return self.derived[key]
 
 
 def chosen(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:

@@ -166,20 +166,19 @@ def _instance_norm(
 
 def _higher_order(mode: ElementaryAttention, function: Any, args: Any, kwargs: Any) -> Any:
     """Runs `torch.cond` or a loop; where torch has no rule of a choice for a transform, the branch itself runs."""
-    name, choice = function.name(), function is torch.ops.higher_order.cond
-    missing = "forward-mode" if forward_mode_active() and name in WITHOUT_TANGENTS else None
-    if missing is None:
+    name, missing = function.name(), "forward-mode"
+    if not (forward_mode_active() and name in WITHOUT_TANGENTS):
         try:
             return function(*args, **kwargs)
         except KeyError as error:
-            missing = getattr(error.args[0], "name", None)
             if type(error.args[0]).__name__ != "TransformType":
                 raise
-    if choice:
-        chosen, if_true, if_false, operands = args
-        with mode:  # torch has left it, and what is in the branch needs it
-            return (if_true if bool(chosen) else if_false)(*operands)
-    raise NotDerivableError(f"torch has no {missing} rule of {name}")
+            missing = error.args[0].name
+    if function is not torch.ops.higher_order.cond:
+        raise NotDerivableError(f"torch has no {missing} rule of {name}")
+    chosen, if_true, if_false, operands = args
+    with mode:  # torch has left it, and what is in the branch needs it
+        return (if_true if bool(chosen) else if_false)(*operands)
 
 
 def _as_autocast_does(x: torch.Tensor) -> torch.Tensor:

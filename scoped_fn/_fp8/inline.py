@@ -94,12 +94,12 @@ def inlined_graph(
     key = scope_key(scope, ()) if scope else None
     leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in sorted(kwargs)}))
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    alike = [inline.captured.keyed for inline in fn._memo.inlines if inline.is_alike(leaves, spec)]
     found = [
         inline
         for inline in fn._memo.inlines
         if inline.gm is not None and inline.key == key and inline.fits(leaves, spec)
     ]
+    alike = [inline.captured.keyed for inline in fn._memo.inlines if inline.is_alike(leaves, spec)]
     if not found and scope is None and alike and not any(alike):
         return None
     if not found:

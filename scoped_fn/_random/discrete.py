@@ -147,12 +147,12 @@ def categorical(
 
 def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns floating point numbers of 1 or more as integers, the largest one where they are larger."""
-    largest = torch.iinfo(dtype).max
-    fits = values < float(largest)
     if dtype == torch.uint64:  # in which torch computes little
         small = values < 2.0**63
         upper = _saturated(torch.where(small, 0.0, values - 2.0**63), torch.int64)
         return torch.where(small, _saturated(values, torch.int64), upper ^ -(2**63)).view(torch.uint64)
+    largest = torch.iinfo(dtype).max
+    fits = values < float(largest)
     return torch.where(fits, values, 1.0).to(dtype).masked_fill(~fits, largest)
 
 
